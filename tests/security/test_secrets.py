@@ -89,3 +89,22 @@ def test_no_file_of_a_run_and_no_command_line_has_a_token_or_a_variable(
         assert not [canary for canary in CANARIES if canary in file.read_bytes()], file
     printed = capfd.readouterr()
     assert not [canary for canary in CANARIES if canary.decode() in printed.out + printed.err]
+
+
+def test_launcher_that_prints_its_environment_shows_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(handshake.secrets, "token_bytes", lambda size: TOKEN[:size])
+    launcher = tmp_path / "launcher.sh"
+    launcher.write_text("env | grep DRIVETRAIN_WORKER_TOKEN; env | grep TOKEN | cut -d= -f2; exit 3\n")
+
+    result = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=1, runtime=CommandRuntime(f"sh {launcher} {{worker}}")),
+        run_config=RunConfig(name="run", storage_path=str(tmp_path), failure_config=FailureConfig(max_node_failures=1)),
+    ).fit(raise_on_failure=False)
+
+    printed = capfd.readouterr().err
+    assert "DRIVETRAIN_WORKER_TOKEN=***" in str(result.error)
+    for text in [printed, str(result.error), *(file.read_text() for file in Path(result.path).glob("error.*"))]:
+        assert TOKEN.hex() not in text

@@ -5,6 +5,7 @@ import http.client
 import json
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,22 @@ def test_browser_follows_a_run_to_its_end(browser: Browser, own_runs: Path, tmp_
         finally:
             pipe.release(6)
             run.result(DEADLINE_S)
+
+
+def status(server: RunsServer) -> int:
+    """Return the status of a response; 503 also for a refusal that arrives before the request is sent."""
+    try:
+        return get(server, "/run/plain/data")[0]
+    except ConnectionError:
+        return 503
+
+
+def test_stream_ends_when_its_client_has_left(own_runs: Path) -> None:
+    with serving(own_runs) as server:
+        server._server.max_clients = 1
+        with events(server, "/run/plain/events") as changes:
+            next(changes)
+            assert status(server) == 503, "the only place is in use"
+        ends_at = time.monotonic() + 10  # before the next keep-alive message
+        while status(server) != 200:
+            assert time.monotonic() < ends_at

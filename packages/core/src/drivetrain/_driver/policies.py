@@ -76,6 +76,8 @@ def ask(policy: FailurePolicy, config: FailureConfig, failure: Failure, history:
     """
     try:
         decided: object = policy.decide(failure, history)
+        if not isinstance(decided, (bool, int, float)) and hasattr(decided, "item"):
+            decided = decided.item()  # a scalar of NumPy or of a framework
     except Exception as error:  # raised by a user's policy
         return _refuse(config, f" raised {one_line(error)}")
     if isinstance(decided, bool):

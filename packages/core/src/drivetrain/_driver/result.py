@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from drivetrain._base.metrics import flatten, has_metric, reported_metrics
+from drivetrain._base.metrics import flatten, has_metric, reported_metrics, writable
 from drivetrain._base.notebook import as_table
 from drivetrain._base.outcome import RunOutcome
 from drivetrain._base.printable import printable_text
@@ -200,7 +200,7 @@ class Result:
         rows: dict[str, object] = {"path": self.path}
         if self.error is not None:
             rows["error"] = str(self.error).partition("\n")[0]
-        rows |= reported_metrics(self.metrics)
+        rows |= writable(reported_metrics(self.metrics))
         try:
             rows["checkpoints"] = ", ".join(entry.name for entry in self._entries()) or "none"
         except (CheckpointError, StorageError) as error:  # printing a result must not raise

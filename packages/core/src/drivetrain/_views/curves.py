@@ -183,6 +183,7 @@ class CurveReader:
         self._files: dict[int, _Tail] = {}
         self._curves: dict[tuple[int, str], Curve] = {}
         self._last_time: dict[int, float] = {}
+        self._limit = _MAX_BUCKETS
         self.reports: dict[int, int] = {}
         """The number of reports read so far, by rank."""
 
@@ -248,8 +249,10 @@ class CurveReader:
         if curve is None:
             share = _MAX_TOTAL_BUCKETS // (len(self._curves) + 1) // 2 * 2
             limit = max(_MIN_BUCKETS, min(_MAX_BUCKETS, share))
-            for other in self._curves.values():
-                other.shrink(limit)
+            if limit != self._limit:  # with thousands of curves, the limit is constant
+                self._limit = limit
+                for other in self._curves.values():
+                    other.shrink(limit)
             curve = self._curves[rank, name] = Curve(limit)
         return curve
 
@@ -268,13 +271,10 @@ def choose_curves(
         ValueError: a selected metric has no curve, or no curve is left.
     """
     known = list(dict.fromkeys(metric for _, metric in curves if not metric.startswith("_")))
-    panels = {}
-    for metric in metrics or known:
-        panels[metric] = {
-            f"rank {rank}": curve
-            for (rank, name), curve in curves.items()
-            if name == metric and (ranks is None or rank in ranks)
-        }
+    panels: dict[str, dict[str, Curve]] = {metric: {} for metric in metrics or known}
+    for (rank, name), curve in curves.items():
+        if name in panels and (ranks is None or rank in ranks):
+            panels[name][f"rank {rank}"] = curve
     missing = [metric for metric, chosen in panels.items() if not chosen]
     if missing or not panels:
         names = ", ".join(map(repr, missing)) or "none"

@@ -15,6 +15,7 @@ import io
 import os
 import re
 import secrets
+import select
 import socket
 import threading
 import time
@@ -383,7 +384,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         sent = float("-inf")
-        while not self.runs.ended.is_set():
+        while not self.runs.ended.is_set() and not self._has_client_left():
             chunk, readable = b"", False
             with contextlib.suppress(StorageError):  # the error may be temporary
                 stamp, document = make()
@@ -391,13 +392,22 @@ class _Handler(BaseHTTPRequestHandler):
                 if stamp != seen:
                     seen, chunk = stamp, f"id: {stamp}\ndata: {document}\n\n".encode()
             if not chunk and time.monotonic() - sent > _KEEP_ALIVE_S:
-                chunk = b": nothing new\n\n"  # detects whether the client is still connected
+                chunk = b": nothing new\n\n"  # detects a client whose machine is unreachable
             if chunk:
                 self.wfile.write(chunk)
                 self.wfile.flush()
                 sent = time.monotonic()
             if not readable or not is_behind():
                 self.runs.ended.wait(self.runs.pages.poll_s)
+
+    def _has_client_left(self) -> bool:
+        """Return True if the client has closed the connection. A write would notice it only the second time."""
+        poller = select.poll()  # select() does not accept descriptors from 1024 on
+        poller.register(self.connection, select.POLLIN)
+        try:
+            return bool(poller.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def _send(self, text: str, kind: str) -> None:
         data = text.encode(errors="replace")  # the name of a run may not be valid text

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain._base.metrics import writable
+
 __all__ = ["MAX_METRICS", "Counter", "Metric", "Status", "clock", "short"]
 
 MAX_METRICS = 6
@@ -112,7 +114,7 @@ def metric_text(metric: Metric) -> str:
 
 def short(value: Any) -> str:
     """Return a value as a short text."""
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = f"{value:.4g}" if isinstance(value, float) else str(writable(value))
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 

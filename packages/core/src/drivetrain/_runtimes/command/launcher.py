@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from drivetrain._base.failure import describe_exit
+from drivetrain._runtimes.command.token import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from drivetrain._base.console import Console
@@ -46,6 +47,7 @@ class Launcher:
         self._name = name
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest = b""
+        self._token = environment.get(TOKEN_VARIABLE, "")
         self.output, output = os.pipe()
         os.set_blocking(self.output, False)
         try:
@@ -94,7 +96,7 @@ class Launcher:
     def describe(self) -> str:
         """Return the command, its exit code if it has exited, and the last lines of its output, in one line."""
         self.read()
-        lines = [*self._lines, *_decode([self._rest] if self._rest else [])]
+        lines = [*self._lines, *self._decode([self._rest] if self._rest else [])]
         how = describe_exit(self._exit_code()) if self.has_exited else "is running"
         output = f"its output ended with: {' | '.join(lines)}" if lines else "it printed nothing"
         return f"the command {self._name} {how}; {output}"
@@ -122,10 +124,11 @@ class Launcher:
         return exited.si_status if exited.si_code == os.CLD_EXITED else -exited.si_status
 
     def _show(self, lines: Sequence[bytes]) -> None:
-        if shown := _decode(lines):
+        if shown := self._decode(lines):
             self._lines.extend(shown)
             self._console.print("\n".join(shown), error=True)
 
-
-def _decode(lines: Sequence[bytes]) -> list[str]:
-    return [line.decode(errors="replace").rstrip()[:_MAX_LINE] for line in lines]
+    def _decode(self, lines: Sequence[bytes]) -> list[str]:
+        """Return lines as text, without the token, which a launcher that prints its environment would show."""
+        decoded = [line.decode(errors="replace").rstrip() for line in lines]
+        return [(line.replace(self._token, "***") if self._token else line)[:_MAX_LINE] for line in decoded]
