@@ -412,3 +412,18 @@ def test_shell_completes_commands_and_options(tmp_path: Path) -> None:
     assert {"run", "runs"} <= complete("drivetrain", "ru")
     assert {"plot"} == complete("drivetrain", "runs", "pl")
     assert "--metric" in complete("drivetrain", "runs", "plot", "--me")
+
+
+def test_export_is_complete_or_leaves_nothing_and_never_writes_into_a_run(
+    command: Command, own_runs: Path, tmp_path: Path
+) -> None:
+    story = own_runs / "story"
+    exported = json.loads(command("checkpoints", "list", story, "--json")[1])
+    damaged = Path(exported[-1]["path"])
+    next(file for file in damaged.iterdir() if not file.name.startswith(".")).unlink()
+    (tmp_path / "empty").mkdir()
+
+    for target in (tmp_path / "new", tmp_path / "empty", story / "artifacts" / "x", story / "x"):
+        before = sorted(tmp_path.rglob("*"))
+        assert command("checkpoints", "export", story, "latest", target)[0] != OK
+        assert sorted(tmp_path.rglob("*")) == before

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,7 @@ from drivetrain._storage.checkpoint import checkpoint_in
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import link_error
+from drivetrain._storage.layout import RUN_FILE
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.retention import rank_checkpoints
 from drivetrain._views.records import checkpoint_sizes
@@ -149,14 +155,39 @@ def _export(arguments: argparse.Namespace) -> int:
         entry = rank_checkpoints(candidates, arguments.metric, arguments.mode)[0]
     else:
         entry = _find(entries, arguments.checkpoint, storage)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigurationError(f"checkpoints export: expected a new or empty directory, got {target}")
-    checkpoint = checkpoint_in(storage, entry.name)
-    checkpoint.to_directory(target, include=arguments.include, exclude=arguments.exclude)
+    _check_target(target)
+    with _complete_or_nothing(target) as copy:
+        checkpoint_in(storage, entry.name).to_directory(copy, include=arguments.include, exclude=arguments.exclude)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     data = {"checkpoint": entry.name, "iteration": entry.iteration, "path": str(target.absolute()), "bytes": size}
     emit(arguments, data, lambda: f"exported {entry.name} (report {entry.iteration}, {bytes_text(size)}) to {target}")
     return OK
+
+
+def _check_target(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigurationError(f"checkpoints export: expected a new or empty directory, got {target}")
+    place = target.resolve()
+    if (run := next((each for each in (place, *place.parents) if (each / RUN_FILE).exists()), None)) is not None:
+        raise ConfigurationError(
+            f"checkpoints export: expected a directory outside of runs, got {target} in "
+            f"the run {run}. Choose another target"
+        )
+
+
+@contextlib.contextmanager
+def _complete_or_nothing(target: Path) -> Iterator[Path]:
+    """Yield a new directory, which becomes the target at the end of a ``with`` block. After an error, delete it."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        directory = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            yield Path(directory, "files")
+            os.replace(Path(directory, "files"), target)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    except OSError as error:
+        raise StorageError(f"checkpoints export: {target} cannot be written ({error})") from error
 
 
 def _find(entries: list[CommittedCheckpoint], name: str, storage: Storage) -> CommittedCheckpoint:

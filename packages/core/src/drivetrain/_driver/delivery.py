@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.failure import one_line
 from drivetrain._base.metrics import find_metric, writable
-from drivetrain._driver.ranks import Rank, Ranks
+from drivetrain._driver.ranks import Rank, Ranks, clock_of
 from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
 from drivetrain._driver.requests import RankRequests
 from drivetrain._driver.services import RunServices
@@ -159,18 +159,18 @@ class Delivery:
         metrics = event.metrics
         metrics.setdefault("_timestamp", int(event.time))
         if not event.quiet:
-            metrics.setdefault("_time_this_iter_s", event.time - rank.reported_at)
+            metrics.setdefault("_time_this_iter_s", clock_of(event) - rank.clock_at)
         metrics.setdefault("_training_iteration", event.iteration)
         if event.quiet:
             return
-        rank.reported_at = event.time
+        rank.reported_at, rank.clock_at = event.time, clock_of(event)
         if self._config.detailed_metrics:
             moment = datetime.datetime.fromtimestamp(event.time)
             metrics.setdefault("_date", moment.strftime("%Y-%m-%d_%H-%M-%S"))
             metrics.setdefault("_hostname", rank.worker.hostname)
             metrics.setdefault("_node_ip", rank.worker.ip)
             metrics.setdefault("_pid", rank.worker.pid)
-            metrics.setdefault("_time_total_s", event.time - rank.trained_from)
+            metrics.setdefault("_time_total_s", clock_of(event) - rank.trained_from)
 
     def _deliver(self, event: Reported) -> None:
         if event.rank == 0:
@@ -246,7 +246,7 @@ class Delivery:
         exited follows.
 
         Raises:
-            CheckpointError: a rank has not reported the checkpoint.
+            CheckpointError: a rank has not reported the checkpoint, or no rank has written a file.
         """
         ranks = range(len(self._ranks))
         if missing := [rank for rank in ranks if rank not in matched.directories]:
@@ -254,14 +254,19 @@ class Delivery:
                 f"[DT-417] shared_checkpoint(): expected every rank to report {min(matched.directories.values())}, got "
                 f"no report from {', '.join(f'rank {rank}' for rank in missing)}. Make every rank save and report it"
             )
-        if self._services.run.storage.is_local:
+        storage, name = self._services.run.storage, min(matched.directories.values())
+        if storage.is_local:
+            if not storage.walk(name):
+                raise CheckpointError(
+                    "[DT-408] report(): expected files in the shared checkpoint's directory, got none from any rank in "
+                    f"{storage.path(name)}. Save the checkpoint to its path before calling report()"
+                )
             return matched.files
         uploaded = {rank: files for rank, files in matched.files.items() if files}
         nodes = {self._ranks[rank].worker.node_id for rank in ranks}
         if without := nodes - {self._ranks[rank].worker.node_id for rank in uploaded}:
             self._services.run.console.print(
-                f"{min(matched.directories.values())} is not committed, because no process of {', '.join(without)} has "
-                "uploaded it",
+                f"{name} is not committed, because no process of {', '.join(without)} has uploaded it",
                 error=True,
             )
             return None

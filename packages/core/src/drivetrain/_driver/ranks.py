@@ -8,9 +8,9 @@ from typing import Any
 
 from drivetrain._driver.states import next_rank_state
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._wire.events import PhaseEntered, RankEvent, RankState, ReportNumber
+from drivetrain._wire.events import PhaseEntered, RankEvent, RankState, Reported, ReportNumber
 
-__all__ = ["Rank", "Ranks"]
+__all__ = ["Rank", "Ranks", "clock_of"]
 
 
 @dataclass(slots=True)
@@ -24,7 +24,8 @@ class Rank:
         state: the current state of the rank.
         lost_in: the rank's state when its process was lost; None if the process was not lost.
         reported_at: Unix time in seconds of the rank's last report, or of the start of its train function.
-        trained_from: Unix time in seconds at which the rank's train function started.
+        clock_at: the time of the same event, in seconds of a clock that is never set.
+        trained_from: the start of the rank's train function, by the same clock.
         received_sigterm: True if the rank's process received SIGTERM.
         return_value: the return value of the rank's train function.
     """
@@ -35,9 +36,15 @@ class Rank:
     state: RankState = RankState.WAITING
     lost_in: RankState | None = None
     reported_at: float = 0.0
+    clock_at: float = 0.0
     trained_from: float = 0.0
     received_sigterm: bool = False
     return_value: Any = None
+
+
+def clock_of(event: PhaseEntered | Reported) -> float:
+    """Return the time of an event for computing durations, which a change of the system's clock does not affect."""
+    return event.time if event.clock is None else event.clock
 
 
 class Ranks(list[Rank]):
@@ -69,7 +76,8 @@ class Ranks(list[Rank]):
         before, rank.state = rank.state, next_rank_state(rank.state, event)
         if isinstance(event, PhaseEntered) and event.state is RankState.TRAINING:
             self.starting.discard(number)
-            rank.reported_at = rank.trained_from = event.time
+            rank.reported_at = event.time
+            rank.clock_at = rank.trained_from = clock_of(event)
         elif rank.state in (RankState.FINISHED, RankState.FAILED, RankState.LOST):
             self.active.discard(number)
             self.starting.discard(number)

@@ -156,8 +156,8 @@ class CheckpointManager:
             name: the name of the checkpoint's directory; None for the default name.
 
         Raises:
-            CheckpointError: another report's checkpoint has the same name; or no rank has written a file; or, with
-                ``on_conflict="error"``, two ranks uploaded different content under the same path.
+            CheckpointError: another report's checkpoint has the same name; or, with ``on_conflict="error"``, two ranks
+                uploaded different content under the same path.
             StorageError: the manifest could not be written, so nothing is committed.
         """
         name = name or checkpoint_name(index)
@@ -175,11 +175,6 @@ class CheckpointManager:
             self._warn(_conflict_warning(name, conflicts))
         if not all(files.values()):  # a rank has written its files into the directory itself
             merged = {path: StoredFile(size) for path, size in self._storage.walk(name).items()} | merged
-        if not immutable_files(merged):
-            raise CheckpointError(
-                "[DT-408] report(): expected files in the shared checkpoint's directory, got none from any rank in "
-                f"{self._storage.path(name)}. Save the checkpoint to its path before calling report()"
-            )
         if self._metadata:
             checkpoint = checkpoint_in(self._storage, name)
             checkpoint.set_metadata({**self._metadata, **checkpoint.get_metadata()})

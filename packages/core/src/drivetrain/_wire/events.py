@@ -74,11 +74,15 @@ class ReportNumber(NamedTuple):
 
 
 class PhaseEntered(NamedTuple):
-    """A rank entered a state, such as ``TRAINING``. ``time`` is Unix time in seconds."""
+    """A rank entered a state, such as ``TRAINING``.
+
+    ``time`` is Unix time in seconds. ``clock`` is the time in seconds of a clock that is never set, or None.
+    """
 
     rank: int
     state: RankState
     time: float
+    clock: float | None = None
 
 
 class Reported(NamedTuple):
@@ -90,7 +94,7 @@ class Reported(NamedTuple):
     checkpoint. ``files`` maps relative paths to the uploaded files, or is None while they are being uploaded. A
     ``quiet`` report exists only for its checkpoint: it is not an iteration, and callbacks do not receive it. A
     checkpoint is ``shared`` if all ranks have saved it together, so all must report it. It is ``awaited`` if the rank
-    waits for :class:`~drivetrain._wire.commands.CommitState`.
+    waits for :class:`~drivetrain._wire.commands.CommitState`. ``clock`` is as in :class:`PhaseEntered`.
     """
 
     rank: int
@@ -104,6 +108,7 @@ class Reported(NamedTuple):
     quiet: bool = False
     shared: bool = False
     awaited: bool = False
+    clock: float | None = None
 
 
 class CommitOverdue(NamedTuple):

@@ -100,7 +100,7 @@ class RunningTask:
     def enter(self, state: RankState) -> None:
         """Set the state of the rank, and notify the driver."""
         self.state = state
-        self.outbox.emit(PhaseEntered(self.rank, state, time.time()))
+        self.outbox.emit(PhaseEntered(self.rank, state, time.time(), time.monotonic()))
 
     def perform(self, command: RunningTaskCommand) -> None:
         """Perform a command. Called on a thread other than the train function's."""

@@ -197,7 +197,8 @@ class Session:
             if upload is None:
                 self._uploads.require_no_sharing()
                 self._number, self._iteration = number, iteration
-                self._outbox.emit(Reported(rank, number, iteration, time.time(), values, None, reduce, None, quiet))
+                event = Reported(rank, number, iteration, time.time(), values, None, reduce, None, quiet)
+                self._outbox.emit(event._replace(clock=time.monotonic()))
                 return
             self._require_run()
             self._add_positions(upload.checkpoint)
@@ -205,9 +206,9 @@ class Session:
             stored = checkpoint_in(self.context.storage, prepared.directory)
             files, directory, shared = prepared.files, prepared.directory, prepared.shared
             self._number, self._iteration = number, iteration
-            now, awaited = time.time(), wait_s is not None
+            now, clock, awaited = time.time(), time.monotonic(), wait_s is not None
             self._outbox.emit(
-                Reported(rank, number, iteration, now, values, files, reduce, directory, quiet, shared, awaited)
+                Reported(rank, number, iteration, now, values, files, reduce, directory, quiet, shared, awaited, clock)
             )
             if prepared.pending is None:
                 self._note_stored(number, stored)
