@@ -417,7 +417,8 @@ def test_files_in_the_run_directory_contain_the_console_messages(runtime: Runtim
     record = json.loads((runtime.storage_path / "run" / "error.json").read_text())
     assert record["message"] == str(failed.value)
     assert record["message"] in (runtime.storage_path / "run" / "error.txt").read_text()
-    assert "attempt 2 failed: rank 0 failed" in record["message"]
+    assert "attempt 1 failed: rank 0 failed" in record["message"]
+    assert "ValueError: attempt 1" in record["message"].partition("attempt 1 failed")[2]
     assert [earlier["summary"][-9:] for earlier in record["earlier_attempts"]] == ["attempt 0", "attempt 1"]
     assert (record["kind"], record["rank"], record["exception"]) == ("user error", 0, "ValueError")
 

@@ -215,3 +215,41 @@ def test_busy_socket_is_not_taken_for_a_limit_on_processes() -> None:
         read()
     assert classify(caught.value) is FailureKind.USER_ERROR
     assert "limit" not in one_line(caught.value)
+
+
+FROM_ANOTHER_PROCESS = """Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "loader.py", line 3, in fetch
+    data = self.rows[index]
+           ~~~~~~~~~^^^^^^^
+  File "data.py", line 9, in __getitem__
+KeyError: 'price'
+with a second line"""
+
+
+class Group(Exception):
+    """Like an ExceptionGroup, which Python 3.10 does not have."""
+
+    def __init__(self, message: str, exceptions: list[Exception]) -> None:
+        super().__init__(message)
+        self.exceptions = tuple(exceptions)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (KeyError("plain"), "KeyError: 'plain'"),
+        (
+            RuntimeError(FROM_ANOTHER_PROCESS),
+            "RuntimeError: Caught KeyError in DataLoader worker process 0: KeyError: 'price'",
+        ),
+        (Group("in a TaskGroup", [ValueError("bad row")]), "Group: in a TaskGroup: ValueError: bad row"),
+        (
+            Group("outer", [Group("inner", [OSError("first"), OSError("second")]), OSError("third")]),
+            "Group: outer: Group: inner: OSError: first and 1 more and 1 more",
+        ),
+        (ValueError("one\ntwo"), "ValueError: one"),
+    ],
+)
+def test_first_line_contains_the_exception_of_another_process_or_of_a_group(error: Exception, line: str) -> None:
+    assert one_line(error) == line

@@ -113,7 +113,7 @@ def test_policy_is_a_function_a_class_or_an_object(tmp_path: Path, policy: Any, 
 def test_policy_is_selected_by_its_name(tmp_path: Path, install: Install) -> None:
     source = "def decide(failure, history):\n    return not history\n"
     install("twice-plugin", "twice_plugin", source, {"drivetrain.policies": {"twice": "twice_plugin:decide"}})
-    with pytest.raises(TrainingFailedError, match="attempt 1 failed"):
+    with pytest.raises(TrainingFailedError, match="attempt 0 failed"):
         fit(fail, tmp_path, "twice")
 
 
@@ -126,7 +126,7 @@ def test_options_are_passed_to_a_policy_that_is_selected_by_name(tmp_path: Path,
     )
     names = {"limit": "limit_plugin:Limit", "never": "limit_plugin:never"}
     install("limit-plugin", "limit_plugin", source, {"drivetrain.policies": names})
-    with pytest.raises(TrainingFailedError, match="attempt 2 failed"):
+    with pytest.raises(TrainingFailedError, match="attempt 1 failed"):
         fit(fail, tmp_path, ("limit", {"retries": 2}))
     with pytest.raises(PluginBrokenError, match=r"without arguments raised TypeError.*as in \('limit', \{\.\.\.\}\)"):
         fit(fail, tmp_path, "limit")

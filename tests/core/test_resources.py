@@ -29,6 +29,9 @@ def scaling(workers: int, gpus: float | None = None, cpus: float | None = None) 
         ("", []),
         ("-1", []),
         ("GPU-8a,MIG-9b", ["GPU-8a", "MIG-9b"]),
+        ("none", []),
+        ("NoDevFiles", []),
+        ("void", []),
         ("2,-1,3", ["2"]),  # CUDA stops reading at the first invalid entry
     ],
 )

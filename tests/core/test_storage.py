@@ -1,5 +1,6 @@
 import itertools
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,6 +121,31 @@ def test_different_content_of_two_ranks_is_refused_with_both_named(tmp_path: Pat
 
     with pytest.raises(CheckpointError, match=r"ranks 0 and 2 reported 'a\.txt'"):
         settle_duplicates(storage, "checkpoint", files, on_conflict="error")
+
+
+@pytest.mark.parametrize("deleted", ["a.txt", "deep"])
+def test_file_that_vanishes_during_the_copy_is_named(
+    tmp_path: Path, source: Path, deleted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clean_up(point: str) -> None:
+        """Delete a file at the point at which the crash tests kill the process."""
+        if point == "before upload":
+            (source / "a.txt").unlink() if deleted == "a.txt" else shutil.rmtree(source / "deep")
+
+    monkeypatch.setattr("drivetrain._storage.directory.reach", clean_up)
+    with pytest.raises(
+        CheckpointError, match=r"\[DT-425\].*the directory not to change during report\(\), but '"
+    ) as gone:
+        local_storage(tmp_path / "run").put_directory(str(source), "checkpoint", rank=0)
+    assert deleted in str(gone.value)
+
+
+def test_missing_home_directory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("DRIVETRAIN_STORAGE_PATH", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # the user has no entry
+    with pytest.raises(ConfigurationError, match=r"\[DT-426\] storage_path: .* HOME is not set"):
+        runs_location(None)
 
 
 def test_directory_without_files_is_refused(tmp_path: Path) -> None:

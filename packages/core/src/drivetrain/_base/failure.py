@@ -56,6 +56,7 @@ class Failure:
         node_id: the node on which a process was lost; empty if no process was lost.
         survived: True if the other ranks were kept and only the lost ranks were replaced.
         made_progress: True if the run has committed a checkpoint since the previous failure.
+        attempt: the number of the attempt, as in :class:`~drivetrain.TrainContext`.
     """
 
     kind: FailureKind
@@ -68,6 +69,7 @@ class Failure:
     node_id: str = ""
     survived: bool = False
     made_progress: bool = False
+    attempt: int = 0
 
     def record(self) -> dict[str, object]:
         """Return the fields of ``error.json`` that describe the failure."""
@@ -203,11 +205,38 @@ def type_name(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the type of an exception, and the first line of its message without credentials."""
-    text = redact(_shortened(text_of(error).strip().split("\n", 1)[0], _MAX_LINE))
+    """Return the type of an exception, and the first line of its message without credentials.
+
+    If the exception stands for another one, which was raised in another process or belongs to a group, the line
+    contains that exception too.
+    """
+    message = text_of(error).strip()
+    first = message.split("\n", 1)[0]
+    if reason := _reason(error, message):
+        first = f"{first.rstrip(' .:')}: {reason}"
+    text = redact(_shortened(first, _MAX_LINE))
     if limit := explain_limit(error):
         text = f"{text} ({limit})"
     return f"{type_name(error)}: {text}" if text else type_name(error)
+
+
+def _reason(error: BaseException, message: str) -> str:
+    """Return the exception that another one stands for: the first of a group, or one whose traceback is in its message.
+
+    Libraries raise such messages for exceptions of other processes, such as data loaders. The traceback ends with the
+    exception, in the first line after the frames that is not indented.
+    """
+    try:
+        grouped = getattr(error, "exceptions", None)
+        if isinstance(grouped, tuple) and grouped and all(isinstance(each, BaseException) for each in grouped):
+            others = f" and {len(grouped) - 1} more" if len(grouped) > 1 else ""
+            return f"{one_line(grouped[0])}{others}"
+    except BaseException:  # the attribute of a user's class may raise anything, and groups may be deeply nested
+        return ""
+    lines = message.split("\n")
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] + 1 :] if frames else []
+    return next((line.strip() for line in after if line and not line.startswith(" ")), "")
 
 
 def format_exception(error: BaseException) -> str:

@@ -32,6 +32,7 @@ from drivetrain._hooks.plugins import (
     list_plugins,
     missing_runtimes,
 )
+from drivetrain._runtimes.resources import visible_gpus
 from drivetrain._storage.directory import Storage
 from drivetrain._version import __version__
 from drivetrain._views.terminal import bytes_text, wrapped
@@ -196,9 +197,9 @@ def _gpus() -> Iterator[Finding]:
     found = "; ".join(lines) + (f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
     yield Finding(
         "GPUs",
-        "warning" if hidden == "" else "ok",
+        "ok" if visible_gpus() else "warning",
         found,
-        "all GPUs are hidden: unset CUDA_VISIBLE_DEVICES" if hidden == "" else "",
+        "" if visible_gpus() else "all GPUs are hidden: unset CUDA_VISIBLE_DEVICES",
     )
 
 

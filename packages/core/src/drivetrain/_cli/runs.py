@@ -129,9 +129,10 @@ def _show_text(record: RunRecord) -> str:
     width = max(len(name) for name, _ in pairs)
     parts = [record.name, "\n".join(wrapped(f"  {name:<{width}}  ", str(value)) for name, value in pairs if value)]
     if record.history.attempts:
+        several = record.history.starts > 1  # each driver of a run counts its attempts from 0
         rows = [
             [
-                str(number),
+                f"{attempt.number} (driver {attempt.start})" if several else str(attempt.number),
                 moment(attempt.began),
                 duration((attempt.ended or record.last_time) - attempt.began),
                 _places(attempt.workers),
@@ -141,7 +142,7 @@ def _show_text(record: RunRecord) -> str:
                     + ([str(attempt.failure.get("summary"))] if attempt.failure else [])
                 ),
             ]
-            for number, attempt in enumerate(record.history.attempts, start=1)
+            for attempt in record.history.attempts
         ]
         header = ["ATTEMPT", "STARTED", "DURATION", "WORKERS", "RESUMED FROM", "FAILURE"]
         parts.append(table(header, rows, droppable=["STARTED", "RESUMED FROM"], wrap=True))

@@ -114,14 +114,14 @@ class Controller:
                     raise self._services.interrupts.error
                 if isinstance(ending, Grow):
                     self._print(f"there is room for {ending.size} workers; restarting with all of them")
-                elif (failed := self._retry_or_give_up(ending)) is not None:
+                elif (failed := self._retry_or_give_up(ending, number)) is not None:
                     return failed
                 self._last_number = max(self._last_number, self._services.checkpoints.sweep()[1])
                 number += 1
 
-    def _retry_or_give_up(self, ending: AttemptFailed) -> RunFailed | None:
+    def _retry_or_give_up(self, ending: AttemptFailed, number: int) -> RunFailed | None:
         """Ask the policy whether to retry a failed attempt; return None for a retry, else the outcome of the run."""
-        failure = self._with_progress(ending.failure)
+        failure = self._with_progress(ending.failure, number)
         decision = self._ask_policy(failure) if _can_retry(failure) else Decision(None)
         retrying, notes = decision.delay_s is not None, ending.notes + decision.notes
         callback_error = self._services.callbacks.close("on_failure", failure, retrying)
@@ -135,12 +135,12 @@ class Controller:
         self._pause(decision.delay_s or 0.0)
         return None
 
-    def _with_progress(self, failure: Failure) -> Failure:
-        """Return the failure with the information whether a checkpoint was committed since the previous failure."""
+    def _with_progress(self, failure: Failure, attempt: int) -> Failure:
+        """Return the failure with its attempt, and whether a checkpoint was committed since the previous failure."""
         last_committed = self._services.checkpoints.last_index
         made_progress = failure.made_progress or last_committed > self._committed_before
         self._committed_before = last_committed
-        return replace(failure, made_progress=made_progress)
+        return replace(failure, made_progress=made_progress, attempt=attempt)
 
     def _pause(self, seconds: float) -> None:
         """Wait before the next attempt.
@@ -265,7 +265,7 @@ class Controller:
             lost = attempt.replaceable if self._services.backend.survives_losses else ()
             if not isinstance(ending, AttemptFailed) or not lost:
                 return ending
-            ending = replace(ending, failure=self._with_progress(ending.failure))
+            ending = replace(ending, failure=self._with_progress(ending.failure, number))
             decision = self._ask_policy(ending.failure)
             if decision.delay_s is None:
                 return replace(ending, notes=ending.notes + decision.notes)

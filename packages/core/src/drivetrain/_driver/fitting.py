@@ -234,8 +234,8 @@ def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedErr
     """Return the error for the user, and write it to the run directory."""
     failure = failed.failure
     lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes]
-    numbered = list(enumerate(failed.history, start=1))
-    lines += [f"attempt {number} failed: {before.summary}" for number, before in numbered[-_SHOWN_ATTEMPTS:]]
+    for before in failed.history[-_SHOWN_ATTEMPTS:]:
+        lines.append(f"attempt {before.attempt} {'lost ranks' if before.survived else 'failed'}: {before.summary}")
     lines.append(f"run directory: {storage.root}")
     if failure.log_tail:
         lines.append(f"last lines of the log:\n{failure.log_tail}")

@@ -134,12 +134,11 @@ class Termination:
         """Warn if ranks may have returned because of the notice, without saying so."""
         if ranks := sorted(event.rank for event in self._returned if event.at_notice):
             run = self._services.run
-            run.console.print(
-                f"{run.name}: [DT-421] the train function has finished: ranks {ranks} returned right after the "
-                "preemption notice. If work was left, call drivetrain.resume_later() before the return, and resume the "
-                "run",
-                error=True,
+            warning = (
+                f"[DT-421] the train function has finished: ranks {ranks} returned right after the preemption notice. "
+                "If work was left, call drivetrain.resume_later() before the return, and resume the run"
             )
+            run.console.print(f"{run.name}: {warning}", error=True)
 
     def preempted_ending(self) -> AttemptFailed:
         """Return how an attempt in the state ``PREEMPTED`` ended."""

@@ -28,16 +28,19 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _DEVICES = Path("/dev")
 
 
+_GPU_ID = re.compile(r"\d+|(GPU|MIG)-.+")
+
+
 def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = _DEVICES) -> list[str]:
     """Return the ids of the GPUs that this process can use, as in ``CUDA_VISIBLE_DEVICES``.
 
-    Like CUDA, ignore the entries of that variable after a ``-1``. Without the variable, number the GPUs from 0, because
+    Like CUDA, ignore the entries of that variable from the first one on that is no GPU, such as ``-1``, ``none`` or
+    Slurm's ``NoDevFiles``. Without the variable, number the GPUs from 0, because
     the numbers of device files may differ: the only GPU of a container may be ``nvidia3``, but CUDA calls it 0.
     """
     allowed = environment.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
-        names = itertools.takewhile(lambda name: name != "-1", map(str.strip, allowed.split(",")))
-        return [name for name in names if name]
+        return list(itertools.takewhile(_GPU_ID.fullmatch, map(str.strip, allowed.split(","))))
     files = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return [str(index) for index in range(len(files))]
 
@@ -67,6 +70,8 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
         parts = [gpus[rank * whole : (rank + 1) * whole] for rank in range(workers)]
     if needed > len(gpus):
         available = f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none"
+        if (allowed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+            available += f" with CUDA_VISIBLE_DEVICES={allowed!r}"
         raise ResourceError(
             f"[DT-301] {workers} workers with {each:g} GPUs each require {needed} GPUs on this machine, which has "
             f"{available}. Set a smaller num_workers, set use_gpu=False, or connect to a Ray cluster with enough GPUs"

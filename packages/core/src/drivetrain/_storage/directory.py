@@ -323,7 +323,14 @@ class Storage:
                 stored = _describe(self.path(name), found, checksums)
             else:
                 stored = self._copy(source, name, found, rank, checksums, limits)
-        except OSError as error:
+        except (OSError, StorageError) as error:
+            if missing := [relative for relative in found if not os.path.lexists(os.path.join(source, relative))]:
+                raise CheckpointError(
+                    f"[DT-425] {source}: expected the directory not to change during report(), but {missing[0]!r} was "
+                    "deleted. Save each checkpoint to a directory of its own, and delete it after report() has returned"
+                ) from error
+            if isinstance(error, StorageError):
+                raise
             raise StorageError(
                 f"[DT-406] cannot store the checkpoint {source} in {self.path(name)}: {explain(error)}"
             ) from error

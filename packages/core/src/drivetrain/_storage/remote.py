@@ -49,7 +49,13 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
             )
         return adapter, os.path.abspath(text) if adapter.is_local else text.rstrip("/")
     if "://" not in text:
-        return LocalFilesystem(), str(Path(text).expanduser().absolute())
+        try:
+            return LocalFilesystem(), str(Path(text).expanduser().absolute())
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"[DT-426] {what}: expected a path, got {text!r}, but there is no home directory: HOME is not set, and "
+                "the user is not listed in the system. Set HOME, DRIVETRAIN_STORAGE_PATH or RunConfig(storage_path=...)"
+            ) from error
     scheme = text.partition("://")[0].lower()
     if scheme in ("file", "local"):
         return LocalFilesystem(), os.path.abspath(unquote(text.partition("://")[2]))

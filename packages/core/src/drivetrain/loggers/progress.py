@@ -71,7 +71,7 @@ class ProgressCallback(Callback):
             return
         count = len(workers) if run.scaling_config.max_workers else 0
         state = f"{count} worker{'s' if count > 1 else ''}" if count else "in this process"
-        self._monitor.begin_attempt(state + (f", attempt {attempt + 1}" if attempt else ""))
+        self._monitor.begin_attempt(state + (f", attempt {attempt}" if attempt else ""))
         self._display.show()
 
     def on_resume(self, run: Run, iteration: int) -> None:

@@ -238,6 +238,11 @@ function fold(key, title, ...content) {
 const pill = (status) => element("span", { class: `pill ${status}` }, status);
 const fact = (name, value) => element("div", { class: "fact" }, element("b", {}, value), element("span", {}, name));
 
+// The same numbers as in the train function: each driver of a run counts its attempts from 0.
+function attemptName(run, attempt) {
+  return run.starts > 1 ? `#${attempt.start} attempt ${attempt.number}` : `attempt ${attempt.number}`;
+}
+
 function outcome(run, attempt, isLast) {
   if (attempt.failure) return "failed";
   if (isLast && run.status === "running") return "running";
@@ -263,9 +268,9 @@ function drawAttempts(run) {
       const how = outcome(run, row, isLast);
       const tint = { failed: "var(--bad)", running: "var(--live)", finished: "var(--good)" }[how] || "var(--warn)";
       const bar = shape("rect", { x: x(row.began), y: i * lane + 4, width: Math.max(3, x(end) - x(row.began)), height: lane - 7, rx: 3, fill: tint, "fill-opacity": 0.75 });
-      bar.append(shape("title", {}, `attempt ${i + 1}, ${how}: ${duration(end - row.began)}, ${row.workers.length} workers${row.failure ? `; ${row.failure.summary}` : ""}`));
+      bar.append(shape("title", {}, `${attemptName(run, row)}, ${how}: ${duration(end - row.began)}, ${row.workers.length} workers${row.failure ? `; ${row.failure.summary}` : ""}`));
       svg.append(bar);
-      if (lane > 12 || i % 5 === 0) svg.append(shape("text", { x: left - 8, y: i * lane + lane / 2 + 4, "text-anchor": "end" }, `attempt ${i + 1}`));
+      if (lane > 12 || i % 5 === 0) svg.append(shape("text", { x: left - 8, y: i * lane + lane / 2 + 4, "text-anchor": "end" }, attemptName(run, row)));
       for (const failure of [...row.survived, ...(row.failure ? [row.failure] : [])]) {
         const at = failure.survived ? x(failure.time) : x(end);
         const cross = shape("path", { d: `M${at - 4},${i * lane + 4}l8,${lane - 7}m0,${-(lane - 7)}l-8,${lane - 7}`, stroke: "var(--bad)", "stroke-width": 2 });
@@ -290,10 +295,10 @@ function drawAttempts(run) {
 }
 
 function failures(run) {
-  const found = run.attempts.flatMap((attempt, i) => [...attempt.survived, attempt.failure].filter(Boolean).map((failure) => [attempt, i, failure]));
-  const cards = found.map(([attempt, i, failure], number) => {
+  const found = run.attempts.flatMap((attempt) => [...attempt.survived, attempt.failure].filter(Boolean).map((failure) => [attempt, failure]));
+  const cards = found.map(([attempt, failure], number) => {
     return element("div", { class: "card error" },
-      element("h3", {}, `attempt ${i + 1}, after ${duration(failure.time - attempt.began)}: ${failure.kind}`),
+      element("h3", {}, `${attemptName(run, attempt)}, after ${duration(failure.time - attempt.began)}: ${failure.kind}`),
       element("div", {}, failure.summary),
       element("div", { class: "note" }, failure.survived ? "lost ranks were replaced; the other ranks continued" : failure.retrying ? "retried" : "not retried"),
       failure.traceback ? fold(`trace ${number}`, "traceback", element("pre", {}, failure.traceback)) : null,
