@@ -1,5 +1,7 @@
 """``prepare_data_loader`` with various data loaders."""
 
+import copy
+import pickle
 import warnings
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
@@ -22,7 +24,8 @@ from torch.utils.data import (
 import drivetrain
 from drivetrain import ConfigurationError, Result, TrainingFailedError
 from drivetrain_torch import prepare_data_loader
-from drivetrain_torch._loader import PreparedLoader, map_tensors, shard
+from drivetrain_torch._loader import PreparedLoader, map_tensors, wrap
+from drivetrain_torch._sampling import shard
 from tests.torch.conftest import gather
 
 
@@ -35,8 +38,8 @@ class Numbers(Dataset):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> int:
-        return index
+    def __getitem__(self, index: Any) -> Any:
+        return torch.tensor(index) if isinstance(index, list) else index
 
 
 class Stream(IterableDataset):
@@ -58,10 +61,22 @@ class NamedLoader(DataLoader):
 
 
 class RenamedLoader(DataLoader):
-    """A subclass with a different constructor."""
+    """A subclass with a different constructor, a changed iteration, and state that methods change."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(Numbers())
+    def __init__(self, offset: int, **options: Any) -> None:
+        super().__init__(Numbers(), collate_fn=lambda numbers: torch.tensor(numbers) + offset, **options)
+        self.limit: int | None = None
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        for number, batch in enumerate(super().__iter__()):
+            if number == self.limit:
+                return
+            yield batch
+
+    def name(self) -> str:
+        return f"pass {self.passes}"
 
 
 def flatten(batches: Any) -> list[int]:
@@ -82,6 +97,9 @@ LOADERS: dict[str, Callable[[], DataLoader]] = {
     "own DistributedSampler": lambda: DataLoader(Numbers(), batch_size=2, sampler=DistributedSampler(Numbers())),
     "own DistributedSampler in batches": lambda: DataLoader(
         Numbers(), batch_sampler=BatchSampler(DistributedSampler(Numbers()), 2, drop_last=False)
+    ),
+    "lists of indices": lambda: DataLoader(
+        Numbers(), batch_size=None, sampler=BatchSampler(SequentialSampler(Numbers()), 2, drop_last=False)
     ),
     "subclass": lambda: NamedLoader(Numbers(), batch_size=2),
     "iterable": lambda: DataLoader(Stream(), batch_size=2),
@@ -125,7 +143,7 @@ def test_shards_are_disjoint_and_complete_in_every_epoch(fit: Callable[..., Resu
         assert sorted(mine + theirs) == list(range(12))
     assert messages == []
     assert batches == {"without batches": 6, "plain batch sampler": 2}.get(loader, 3)
-    if loader in ("in order", "in worker processes", "subclass"):
+    if loader in ("in order", "in worker processes", "lists of indices", "subclass"):
         assert first == [[0, 2, 4, 6, 8, 10]] * 2
     else:
         assert first[0] != first[1], "each epoch has a different order"
@@ -189,7 +207,7 @@ ARGUMENTS: dict[str, Any] = {
 def test_every_argument_of_the_loader_is_kept(name: str, sharded: bool):
     given = DataLoader(Numbers(), shuffle=True, multiprocessing_context="forkserver", **ARGUMENTS)
     loader = shard(given, rank=1, world_size=2) if sharded else given
-    prepared = PreparedLoader(loader, device=torch.device("cpu"), auto_transfer=True)
+    prepared = wrap(loader, device=torch.device("cpu"), auto_transfer=True)
     assert getattr(prepared, name) == getattr(given, name)
     if name in ARGUMENTS:
         assert getattr(prepared, name) == ARGUMENTS[name]
@@ -220,9 +238,44 @@ def test_subclass_keeps_its_class_and_extra_attributes(fit: Callable[..., Result
     fit(train)
 
 
-def test_subclass_that_cannot_be_recreated_is_refused_with_a_remedy():
-    with pytest.raises(ConfigurationError, match=r"RenamedLoader .*\. Create it with a DistributedSampler yourself"):
-        shard(RenamedLoader("mine"), rank=0, world_size=2)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_subclass_with_another_constructor_keeps_its_arguments_attributes_and_methods(
+    fit: Callable[..., Result], workers: int
+):
+    def train() -> None:
+        given = RenamedLoader(100, batch_size=2)
+        given.limit = 2
+        loader = prepare_data_loader(given)
+        assert isinstance(loader, RenamedLoader)
+        step = drivetrain.get_context().get_world_size()
+        first = 100 + drivetrain.get_context().get_world_rank()
+        assert flatten(loader) == [first + step * number for number in range(4)]
+        assert loader.name() == "pass 1"
+        loader.limit = 1
+        assert len(flatten(loader)) == 2
+        assert given.passes == 0, "the given loader is not changed"
+        assert flatten(given) == [100, 101, 102, 103]
+
+    fit(train, workers=workers)
+
+
+def test_prepared_loader_can_be_prepared_again_copied_and_pickled():
+    loader = wrap(shard(NamedLoader(Numbers(), batch_size=2), rank=1, world_size=2), device=None, auto_transfer=True)
+    for each in (
+        wrap(loader, device=None, auto_transfer=True),
+        copy.deepcopy(loader),
+        pickle.loads(pickle.dumps(loader)),
+    ):
+        assert isinstance(each, NamedLoader)
+        assert isinstance(each, PreparedLoader)
+        assert flatten(each) == list(range(1, 12, 2))
+
+
+def test_loader_with_running_processes_is_refused():
+    loader = DataLoader(Numbers(), num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    assert len(flatten(loader)) == 12
+    with pytest.raises(ConfigurationError, match=r"\[DT-723\].*Prepare the loader before its first iteration"):
+        shard(loader, rank=0, world_size=2)
 
 
 def test_argument_that_is_not_a_loader_is_refused(fit: Callable[..., Result]):
@@ -263,7 +316,7 @@ class Movable:
 )
 def test_nested_batches_are_moved_and_keep_their_structure(batch: Any):
     dataset = [batch]
-    loader = PreparedLoader(
+    loader = wrap(
         DataLoader(dataset, batch_size=None, collate_fn=lambda item: item),
         device=torch.device("meta"),
         auto_transfer=True,
@@ -310,3 +363,203 @@ def test_loader_with_persistent_workers_can_be_iterated_repeatedly(fit: Callable
         return gather(len(loader))
 
     assert fit(train).return_value == [6, 6]
+
+
+def order(config: dict[str, Any]) -> list[Any]:
+    """Return for each rank the order of its rows in two epochs."""
+    rank = drivetrain.get_context().get_world_rank()
+    seed, options = config["seed"] + (100 * rank if config.get("by_rank") else 0), {}
+    if config["how"] == "generator":
+        options = {"generator": torch.Generator().manual_seed(seed)}
+    elif config["how"] == "sampler":
+        options = {"sampler": RandomSampler(Numbers(64), generator=torch.Generator().manual_seed(seed))}
+    elif config["how"] == "manual_seed":
+        torch.manual_seed(seed)
+    loader = prepare_data_loader(DataLoader(Numbers(64), shuffle=config["how"] != "sampler", **options))
+    epochs = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        epochs.append(flatten(loader))
+    return gather(epochs)
+
+
+@pytest.mark.parametrize("how", ["manual_seed", "generator", "sampler"])
+def test_seed_of_rank_0_determines_the_order_on_all_ranks(fit: Callable[..., Result], how: str):
+    one, other, again = (fit(order, {"how": how, "seed": seed, "by_rank": True}).return_value for seed in (1, 2, 1))
+    assert one == again
+    assert one != other
+    for mine, theirs in zip(*one, strict=True):
+        assert sorted(mine + theirs) == list(range(64))
+
+
+def test_order_without_a_seed_is_the_same_in_every_run(fit: Callable[..., Result]):
+    first, second = (fit(order, {"how": "no seed", "seed": 0}).return_value for _ in range(2))
+    assert first == second
+
+
+class Epochs(Dataset):
+    """A dataset whose rows depend on the epoch, such as one with a schedule of augmentations."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index + 100 * self.epoch
+
+
+class EpochStream(IterableDataset):
+    """The number of the epoch, as an iterable dataset."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([100 * self.epoch])
+
+
+class Collate:
+    """A collate function with a method ``set_epoch``."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __call__(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers) + 100 * self.epoch
+
+    method = __call__
+
+
+class OwnEpochLoader(DataLoader):
+    """A loader class with its own method ``set_epoch``."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch + 100 * self.epoch for batch in super().__iter__())
+
+
+class EpochBatches(BatchSampler):
+    """A custom batch sampler whose inner sampler has a method ``set_epoch``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ([index + 100 * self.sampler.epoch for index in batch] for batch in super().__iter__())
+
+
+WITH_EPOCHS: dict[str, Callable[[], DataLoader]] = {
+    "dataset": lambda: DataLoader(Epochs()),
+    "dataset in worker processes": lambda: DataLoader(Epochs(), num_workers=1, multiprocessing_context="fork"),
+    "subset": lambda: DataLoader(torch.utils.data.Subset(Epochs(), range(2))),
+    "concatenated datasets": lambda: DataLoader(torch.utils.data.ConcatDataset([Epochs(), Epochs()])),
+    "stacked datasets": lambda: DataLoader(
+        torch.utils.data.StackDataset(x=Epochs()), collate_fn=lambda rows: torch.tensor([row["x"] for row in rows])
+    ),
+    "subset of a subset": lambda: DataLoader(
+        torch.utils.data.Subset(torch.utils.data.Subset(Epochs(), [0, 1]), [0, 1])
+    ),
+    "stream": lambda: DataLoader(EpochStream()),
+    "stream without batches": lambda: DataLoader(EpochStream(), batch_size=None),
+    "chained streams": lambda: DataLoader(torch.utils.data.ChainDataset([EpochStream(), EpochStream()])),
+    "collate function": lambda: DataLoader(Numbers(4), collate_fn=Collate()),
+    "method as collate function": lambda: DataLoader(Numbers(4), collate_fn=Collate().method),
+    "loader": lambda: OwnEpochLoader(Numbers(4)),
+    "batch sampler": lambda: DataLoader(
+        range(1000), batch_sampler=EpochBatches(DistributedSampler(Numbers(4)), 2, drop_last=False)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*prepare_data_loader cannot shard")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epoch_reaches_every_part_of_a_loader_that_takes_it(fit: Callable[..., Result], workers: int):
+    def train() -> dict[str, list[int]]:
+        found = {}
+        for name, make in WITH_EPOCHS.items():
+            loader = prepare_data_loader(make(), add_dist_sampler="stream" not in name)
+            loader.set_epoch(3)
+            found[name] = flatten(loader)
+        return found
+
+    for name, numbers in fit(train, workers=workers).return_value.items():
+        assert numbers, name
+        assert {number // 100 for number in numbers} == {3}, name
+
+
+def test_epoch_that_cannot_reach_running_loader_processes_is_named_in_a_warning():
+    loader = wrap(
+        DataLoader(Epochs(), num_workers=1, persistent_workers=True, multiprocessing_context="fork"),
+        device=None,
+        auto_transfer=True,
+    )
+    loader.set_epoch(1)
+    assert flatten(loader) == [100, 101, 102, 103]
+    with pytest.warns(UserWarning, match="does not reach Epochs in the loader processes"):
+        loader.set_epoch(2)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"num_workers": 1}, {"batch_size": None}], ids=str)
+@pytest.mark.parametrize(("rows", "world_size"), [(33, 2), (8, 2), (10, 4), (1, 3)])
+def test_rows_without_the_repeated_rows_are_each_row_once(rows: int, world_size: int, options: dict[str, Any]):
+    counted, batches = [], set()
+    for rank in range(world_size):
+        given = DataLoader(Numbers(rows), **{"batch_size": 4, **options})
+        loader = wrap(shard(given, rank=rank, world_size=world_size), device=None, auto_transfer=True)
+        for batch in loader:
+            numbers = flatten([batch])
+            counted += numbers[: len(numbers) - loader.repeated_rows]
+        batches.add(len(loader))
+    assert len(batches) == 1
+    if options.get("drop_last"):
+        assert len(set(counted)) == len(counted)
+    else:
+        assert sorted(counted) == list(range(rows))
+
+
+def test_data_is_sharded_along_a_dimension_of_a_mesh(fit: Callable[..., Result]):
+    def train() -> list[Any]:
+        rank = drivetrain.get_context().get_world_rank()
+        torch.manual_seed(rank)
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        by_mesh = prepare_data_loader(DataLoader(Numbers(), shuffle=True), mesh=mesh["data"])
+        by_rank = prepare_data_loader(DataLoader(Numbers()), num_replicas=2, rank=rank // 2)
+        alone = prepare_data_loader(DataLoader(Numbers(), shuffle=True), num_replicas=1, rank=0)
+        return gather([flatten(loader) for loader in (by_mesh, by_rank, alone)])
+
+    first, second, third, fourth = fit(train, workers=4).return_value
+    assert first == second
+    assert third == fourth
+    for mine, theirs in zip(first[:2], third[:2], strict=True):
+        assert sorted(mine + theirs) == list(range(12))
+    assert first[2] == third[2], "all ranks load all rows in the same order"
+
+
+@pytest.mark.parametrize("options", [{"num_replicas": 2}, {"rank": 0}, {"num_replicas": 2, "rank": 2}], ids=str)
+def test_incomplete_position_is_refused(fit: Callable[..., Result], options: dict[str, int]):
+    def train() -> None:
+        prepare_data_loader(DataLoader(Numbers()), **options)
+
+    with pytest.raises(TrainingFailedError, match="expected num_replicas and a rank from 0 to num_replicas - 1"):
+        fit(train, workers=0)
+
+
+def test_mesh_with_several_dimensions_is_refused(fit: Callable[..., Result]):
+    def train() -> None:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+        prepare_data_loader(DataLoader(Numbers()), mesh=mesh)
+
+    with pytest.raises(TrainingFailedError, match=r"expected a mesh with one dimension.*such as mesh\[.data.\]"):
+        fit(train)

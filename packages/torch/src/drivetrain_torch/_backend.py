@@ -15,7 +15,37 @@ from drivetrain import Backend, ConfigurationError, FailureKind, PluginError, Tr
 from drivetrain.plugin import ProcessValue, node_accelerators, temporary_environment, worker_threads
 from drivetrain_torch._devices import cuda_indices, get_devices
 
-__all__ = ["TorchBackend", "TorchXLABackend"]
+__all__ = ["JoinedGroup", "TorchBackend", "TorchXLABackend", "joined_group"]
+
+
+@dataclass
+class JoinedGroup:
+    """The process group that the train function on this rank has joined.
+
+    Attributes:
+        store: the store of the group.
+        rank: this rank.
+        initial_seed: the seed of torch's random numbers at the start of the train function.
+        agreements: the number of calls of :meth:`from_rank_0`.
+    """
+
+    store: Any
+    rank: int
+    initial_seed: int
+    agreements: int = 0
+
+    def from_rank_0(self, value: int) -> int:
+        """Return the value of rank 0. Rank 0 does not wait for the other ranks."""
+        key = f"agreement {self.agreements}"
+        self.agreements += 1
+        if self.rank == 0:
+            self.store.set(key, str(value))
+            return value
+        return int(self.store.get(key))
+
+
+joined_group = ProcessValue[JoinedGroup]("drivetrain_torch.group")
+"""The process group that this process has joined, or None."""
 
 _store = ProcessValue[Any]("drivetrain_torch.store")
 """The store that rank 0 serves; None on other ranks. It outlives the session because other ranks may still need it."""
@@ -99,11 +129,14 @@ class TorchBackend(Backend):
                 )
                 if store.add("joined", 1) == size:
                     store.set("all joined", "")
+                joined_group.value = JoinedGroup(store, context.get_world_rank(), torch.initial_seed())
                 yield
             except BaseException:
                 if alone:  # a single worker may run in the driver's process, which continues
                     _leave()
                 raise
+            finally:
+                joined_group.value = None
             store.wait(["all joined"])  # ranks that are still connecting to this rank would fail if it left now
             _leave()
 

@@ -6,143 +6,105 @@ This module imports torch, so other modules import it only inside functions.
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader
 
-from drivetrain import ConfigurationError, heartbeat
+from drivetrain import heartbeat
+from drivetrain_torch._sampling import index_sampler, pass_epoch, repeated_rows
 
-__all__ = ["PreparedLoader", "map_tensors", "shard"]
-
-_ALL_ON_EVERY_WORKER = (
-    "so every worker loads all of it. Shard it by drivetrain.get_context().get_world_rank(), then pass "
-    "add_dist_sampler=False to turn this warning off"
-)
+__all__ = ["PreparedLoader", "map_tensors", "wrap"]
 
 
-def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[Any]:
-    """Return a copy of a data loader that loads only one worker's shard of the data.
+def wrap(loader: DataLoader[Any], *, device: torch.device | None, auto_transfer: bool) -> PreparedLoader:
+    """Return a copy of a data loader that moves each batch to a device.
 
-    A loader that already has a ``DistributedSampler`` is returned unchanged. A loader whose data cannot be sharded is
-    also returned unchanged, with a warning.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        name = type(loader.dataset).__name__
-        _warn(f"{name} is an IterableDataset, which prepare_data_loader cannot shard, {_ALL_ON_EVERY_WORKER}")
-        return loader
-    batching, sampler = loader.batch_sampler, loader.sampler
-    batch_size, drop_last = loader.batch_size, loader.drop_last
-    if type(batching) is BatchSampler:  # passed by the user, or created by the loader from its batch_size
-        sampler, batch_size, drop_last = batching.sampler, batching.batch_size, batching.drop_last
-        batching = None
-    elif batching is not None and loader.batch_size is None:
-        sampler = getattr(batching, "sampler", batching)
-    if isinstance(sampler, DistributedSampler):
-        return loader
-    if batching is not None or not _covers_dataset(sampler, loader):
-        kept = f"the batch sampler {type(batching).__name__}" if batching is not None else type(sampler).__name__
-        _warn(f"prepare_data_loader keeps {kept} and cannot shard the data it samples, {_ALL_ON_EVERY_WORKER}")
-        return loader
-    arguments = {
-        "sampler": DistributedSampler(
-            loader.dataset,
-            num_replicas=world_size,
-            rank=rank,
-            shuffle=isinstance(sampler, RandomSampler),
-            drop_last=drop_last,
-        ),
-        "batch_size": batch_size,
-        "drop_last": drop_last,
-        **{name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)},
-    }
-    try:
-        return type(loader)(loader.dataset, **arguments)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"prepare_data_loader: expected a loader class with the arguments of DataLoader, to recreate it with "
-            f"another sampler, got {type(loader).__name__} ({error}). Create it with a DistributedSampler yourself"
-        ) from error
-
-
-_KEPT = (
-    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
-    *("prefetch_factor", "persistent_workers", "pin_memory_device"),
-    "in_order",  # since torch 2.6
-)
-
-
-def _covers_dataset(sampler: Any, loader: DataLoader[Any]) -> bool:
-    """Return True if a ``DistributedSampler`` can replace a sampler.
-
-    It can replace a sampler that yields every sample exactly once, in order or shuffled.
-    """
-    is_simple = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
-    return is_simple and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
-
-
-class PreparedLoader(DataLoader[Any]):
-    """Wraps a data loader, and moves each batch to a device. Its attributes are those of the wrapped loader.
+    The copy is an object of a class that derives from :class:`PreparedLoader` and from the loader's class, so it has
+    all attributes and methods of the loader.
 
     Args:
-        loader: the data loader to wrap.
+        loader: the data loader.
         device: the device to move batches to, or None not to move them.
         auto_transfer: on a GPU, copy the next batch on a separate CUDA stream while the current batch is processed.
     """
+    prepared: Any = copy.copy(loader)
+    if not isinstance(loader, PreparedLoader):
+        prepared.__class__ = _prepared_class(type(loader))
+    prepared._prepared_device = device
+    # A loader that can save its position would be one batch ahead of the train function.
+    overlaps = auto_transfer and device is not None and device.type == "cuda" and not hasattr(loader, "state_dict")
+    prepared._prepared_overlaps = overlaps
+    result: PreparedLoader = prepared
+    return result
 
-    def __init__(self, loader: DataLoader[Any], *, device: torch.device | None, auto_transfer: bool) -> None:
-        vars(self).update(vars(loader))
-        self._loader = loader
-        self._device = device
-        self._overlaps = auto_transfer and device is not None and device.type == "cuda"
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # not set yet while the object is being unpickled or copied
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+_classes: dict[type[Any], type[PreparedLoader]] = {}
 
-    def __len__(self) -> int:
-        return len(self._loader)
+
+def _prepared_class(kind: type[Any]) -> type[PreparedLoader]:
+    if kind not in _classes:
+        names = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+        _classes[kind] = type(kind.__name__, (PreparedLoader, kind), names)
+    return _classes[kind]
+
+
+def _unpickle(kind: type[DataLoader[Any]], state: Mapping[str, Any]) -> PreparedLoader:
+    loader = _prepared_class(kind).__new__(_prepared_class(kind))
+    vars(loader).update(state)
+    return loader
+
+
+class PreparedLoader(DataLoader[Any]):
+    """The methods that ``prepare_data_loader`` adds to a data loader. Use :func:`wrap` to create an object.
+
+    Attributes:
+        repeated_rows: the number of rows at the end of the current batch that another batch contains as well, so that
+            all ranks have the same number of rows. It is 0, except in the last batch of some ranks. Leave these rows
+            out of metrics: count the first ``len(labels) - loader.repeated_rows`` rows. A loader that yields batches
+            out of order (``in_order=False``) does not support this attribute.
+    """
+
+    repeated_rows: int = 0
+    _prepared_device: torch.device | None
+    _prepared_overlaps: bool
+    _prepared_runs: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind = type(self).__mro__[2]  # the class of the loader, after the classes that this module has added
+        return _unpickle, (kind, vars(self))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        batches = iter(self._loader)
-        if self._device is None:
-            return self._counted(batches)
-        return self._copied_ahead(batches) if self._overlaps else self._moved(batches, self._device)
+        batches: Iterator[Any] = super().__iter__()
+        self._prepared_runs = True
+        if self._prepared_overlaps:
+            batches = self._copied_ahead(batches)
+        elif (device := self._prepared_device) is not None:
+            batches = (map_tensors(lambda tensor: tensor.to(device), batch) for batch in batches)
+        return self._counted(batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the number of the next epoch to each sampler that has a method ``set_epoch``. Skip other samplers."""
-        for sampler in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-                set_epoch(epoch)
+        """Pass the number of the next epoch to the samplers and to the dataset.
 
-    @staticmethod
-    def _counted(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
+        Every object that has a method ``set_epoch`` receives the number: the loader's own class, its samplers, dataset
+        and ``collate_fn``, and the datasets and samplers that they contain, such as the parts of a ``ConcatDataset``.
+        """
+        if callable(own := getattr(super(), "set_epoch", None)):
+            own(epoch)
+        running = self._prepared_runs and self.persistent_workers
+        pass_epoch(self, epoch, processes_are_running=running)
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        repeated = repeated_rows(self)
+        last = len(index_sampler(self)) - 1 if repeated else None
+        for number, batch in enumerate(batches):
             heartbeat()
+            self.repeated_rows = repeated if number == last else 0
             yield batch
 
-    @staticmethod
-    def _moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-        for batch in batches:
-            heartbeat()
-            yield map_tensors(lambda tensor: tensor.to(device), batch)
-
     def _copied_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
-        device = self._device
+        device = self._prepared_device
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         end = object()
 
@@ -157,7 +119,6 @@ class PreparedLoader(DataLoader[Any]):
             working.wait_stream(stream)
             map_tensors(lambda tensor: _record_stream(tensor, working), batch)  # noqa: B023 - called at once
             upcoming = copy_next()
-            heartbeat()
             yield batch
 
 

@@ -18,6 +18,7 @@ from drivetrain_torch._strategies import ParallelStrategy
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
 
     from drivetrain_torch._loader import PreparedLoader
@@ -119,15 +120,28 @@ def prepare_data_loader(
     add_dist_sampler: bool = True,
     move_to_device: bool = True,
     auto_transfer: bool = True,
+    *,
+    mesh: DeviceMesh | None = None,
+    num_replicas: int | None = None,
+    rank: int | None = None,
 ) -> PreparedLoader:
     """Shard a data loader, so that each worker loads its own part of the data, and move the batches to a device.
 
-    The loader's sampler is replaced by a ``DistributedSampler``, which shuffles if the loader shuffles. All other
-    arguments of the loader are kept; ``batch_size`` is the batch size per worker. With ``drop_last=True``, samples that
-    do not divide evenly among the workers are dropped as well.
+    The loader's sampler is replaced by a ``DistributedSampler``, which shuffles if the loader shuffles. The result is a
+    copy of the loader with all of its other attributes, and an object of its class; ``batch_size`` is the batch size
+    per worker. The given loader is not changed.
 
     A loader that already has a ``DistributedSampler`` keeps it. A loader with another custom sampler, a custom batch
     sampler or an iterable dataset is not sharded: every worker loads all of the data, and a warning says so.
+
+    If the samples do not divide evenly among the workers, some workers load one sample that another worker loads too.
+    ``repeated_rows`` of the result is the number of such rows at the end of the current batch, for metrics that must
+    count every sample once. With ``drop_last=True``, the samples that do not divide evenly are dropped instead.
+
+    The order of a shuffled loader depends on the seed of its ``generator``, or on the seed that the train function has
+    passed to ``torch.manual_seed`` or :func:`enable_reproducibility`. If the seeds of the ranks differ, that of rank 0
+    is used. Without a seed, the order is the same in every run and after a retry. With ``TorchTrainer``, all workers
+    must prepare their shuffled loaders in the same order.
 
     Args:
         data_loader: the loader, the same on every worker.
@@ -136,28 +150,56 @@ def prepare_data_loader(
         move_to_device: move the tensors in each batch to this worker's device, including tensors nested in dicts,
             lists and tuples.
         auto_transfer: on a GPU, copy the next batch while the current batch is processed. The two overlap only if the
-            loader has ``pin_memory=True``.
+            loader has ``pin_memory=True``. A loader with a method ``state_dict`` is not read ahead, so that its state
+            is the position of the train function.
+        mesh: the dimension of a device mesh along which the data is sharded, such as ``mesh["data"]``. Workers at the
+            same position load the same data, as tensor parallelism requires. By default, each worker loads other data.
+        num_replicas: instead of a mesh, the number of shards.
+        rank: with ``num_replicas``, the shard that this worker loads.
 
     Returns:
-        A ``DataLoader`` with the attributes of the given loader, and a method ``set_epoch(epoch)``. Call this method
-        before each epoch to get a new order.
+        A copy of the loader with the attribute ``repeated_rows`` and a method ``set_epoch(epoch)``. Call this method
+        before each epoch to get a new order. It passes the epoch to the samplers and to the dataset, and to the
+        datasets that it contains, if they have a method ``set_epoch``.
 
     Raises:
-        ConfigurationError: the argument is not a ``DataLoader``, or the loader cannot be recreated with another
-            sampler because its class does not take the arguments of ``DataLoader``.
+        ConfigurationError: the argument is not a ``DataLoader``, the shard is not described as above, or processes of
+            the loader are already running.
         SessionError: called outside a train function.
     """
     from torch.utils.data import DataLoader
 
-    from drivetrain_torch._loader import PreparedLoader, shard
+    from drivetrain_torch._loader import wrap
+    from drivetrain_torch._sampling import shard
 
-    context = get_context()
     loader: object = data_loader
     if not isinstance(loader, DataLoader):
         raise ConfigurationError(f"prepare_data_loader: expected a torch.utils.data.DataLoader, got {loader!r}")
-    if add_dist_sampler and context.get_world_size() > 1:
-        loader = shard(loader, rank=context.get_world_rank(), world_size=context.get_world_size())
-    return PreparedLoader(loader, device=get_device() if move_to_device else None, auto_transfer=auto_transfer)
+    own, count = _position(mesh, num_replicas, rank)
+    if add_dist_sampler and get_context().get_world_size() > 1:
+        loader = shard(loader, rank=own, world_size=count)
+    return wrap(loader, device=get_device() if move_to_device else None, auto_transfer=auto_transfer)
+
+
+def _position(mesh: DeviceMesh | None, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Return which shard this worker loads, and the number of shards."""
+    if mesh is not None:
+        if num_replicas is not None or rank is not None or mesh.ndim != 1:
+            raise ConfigurationError(
+                "prepare_data_loader(mesh=...): expected a mesh with one dimension, without num_replicas and rank, got "
+                f"a mesh with the dimensions {mesh.mesh_dim_names or mesh.ndim}, num_replicas={num_replicas} and "
+                f'rank={rank}. Pass the dimension along which the data is sharded, such as mesh["data"]'
+            )
+        return mesh.get_local_rank(), mesh.size()
+    context = get_context()
+    if num_replicas is None and rank is None:
+        return context.get_world_rank(), context.get_world_size()
+    if num_replicas is None or rank is None or not 0 <= rank < num_replicas:
+        raise ConfigurationError(
+            "prepare_data_loader: expected num_replicas and a rank from 0 to num_replicas - 1, got "
+            f"num_replicas={num_replicas} and rank={rank}"
+        )
+    return rank, num_replicas
 
 
 def prepare(value: Any) -> Any:
