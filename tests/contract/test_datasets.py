@@ -29,6 +29,7 @@ from drivetrain import (
     WorkerInfo,
 )
 from drivetrain._runtimes.local import LocalRuntime
+from drivetrain.plugin import SplitRequest
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import same_on_ray, with_processes
 
@@ -344,25 +345,87 @@ def read_on_device(config: dict[str, Any]) -> None:
     drivetrain_torch.get_device = lambda: torch.device("meta")
     shard = drivetrain.get_dataset_shard("train")
     by_default = {batch["id"].device.type for batch in shard.iter_torch_batches()}
+    by_default |= {batch["id"].device.type for batch in drivetrain.get_dataset_shard("valid").iter_torch_batches()}
     chosen = {batch["id"].device.type for batch in shard.iter_torch_batches(device="cpu")}
     drivetrain.report(by_default=",".join(by_default), chosen=",".join(chosen))
 
 
+class OwnSplit(DataConfig):
+    """Splits Ray datasets as in the documentation of Ray Train."""
+
+    def configure(
+        self, datasets: Any, world_size: int, worker_handles: Any = None, worker_node_ids: Any = None, **options: Any
+    ) -> list[dict[str, Any]]:
+        train = datasets["train"].streaming_split(world_size, equal=True, locality_hints=worker_node_ids)
+        valid = datasets["valid"].iterator()
+        return [{"train": shard, "valid": valid} for shard in train]
+
+
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_torch_batches_of_ray_datasets_are_on_the_device_of_the_worker(ray_address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [DataConfig(datasets_to_split=["train"]), OwnSplit()], ids=["default", "own"])
+def test_torch_batches_of_ray_datasets_are_on_the_device_of_the_worker(
+    config: DataConfig, ray_address: str, tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     import ray.data
-    from ray.data import ExecutionOptions
 
     result = DataParallelTrainer(
         read_on_device,
-        datasets={"train": ray.data.range(20)},
-        dataset_config=DataConfig(execution_options={"train": ExecutionOptions(preserve_order=True)}),
+        datasets={"train": ray.data.range(20), "valid": ray.data.range(4).materialize()},
+        dataset_config=config,
         scaling_config=ScalingConfig(num_workers=2, runtime="ray", resources_per_worker={"CPU": 0.5}),
         run_config=RunConfig(storage_path=tmp_path, verbose=0),
     ).fit()
     assert (result.metrics["by_default"], result.metrics["chosen"]) == ("meta", "cpu")
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_execution_options_of_a_ray_dataset_are_kept(ray_address: str) -> None:
+    import ray.data
+    from ray.data import DataContext, ExecutionOptions, ExecutionResources
+
+    from drivetrain_ray import RayDatasets
+
+    provider = RayDatasets()
+
+    def options_of_shard(dataset: Any, options: Any = None) -> Any:
+        request = SplitRequest(name="train", world_size=2, whole=True, resources={"CPU": 1}, options=options)
+        return provider.split(dataset, request)[0].get_context().execution_options
+
+    dataset = ray.data.range(10)
+    dataset.context.execution_options.preserve_order = True
+    options = options_of_shard(dataset)
+    assert (options.preserve_order, options.resource_limits.cpu) == (True, 3)
+    assert dataset.context.execution_options.preserve_order
+    assert dataset.context.execution_options.is_resource_limits_default()
+    assert not DataContext.get_current().execution_options.preserve_order
+
+    assert not options_of_shard(dataset, ExecutionOptions()).preserve_order
+    dataset.context.execution_options.resource_limits = ExecutionResources(gpu=0, object_store_memory=1e8)
+    limits = options_of_shard(dataset).resource_limits
+    assert (limits.cpu, limits.gpu, limits.object_store_memory) == (3, 0, 1e8)
+    dataset.context.execution_options.resource_limits = ExecutionResources(cpu=2)
+    assert options_of_shard(dataset).resource_limits.cpu == 2
+
+    context = DataContext.get_current()
+    before, context.execution_options = context.execution_options, ExecutionOptions(preserve_order=True)
+    try:
+        assert DataConfig.default_ingest_options().preserve_order
+        assert options_of_shard(ray.data.range(10)).preserve_order
+    finally:
+        context.execution_options = before
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_materialized_ray_datasets_with_too_few_rows_are_refused(ray_address: str) -> None:
+    import ray.data
+
+    for rows, message in ((0, "at least one row, got none"), (1, "at least one row for each of 2 workers, got 1 rows")):
+        with pytest.raises(ConfigurationError, match=rf"DT-741.*'train'.*{message}"):
+            DataConfig().configure({"train": ray.data.range(rows).materialize()}, 2)
 
 
 def test_options_for_a_dataset_that_does_not_exist_are_refused() -> None:

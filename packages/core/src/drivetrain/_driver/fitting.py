@@ -33,7 +33,7 @@ from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
 from drivetrain._hooks.data_config import DataConfig
 from drivetrain._hooks.policy import FailurePolicy
-from drivetrain._hooks.providers import check_runtime, required_runtime
+from drivetrain._hooks.providers import Providers, check_runtime, required_runtime
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
@@ -142,7 +142,11 @@ def _split(
     if any(map(callable, datasets.values())) or required_runtime(datasets) is not None:
         options["resources"] = replace(job.scaling, num_workers=len(workers)).total_resources
     nodes = [worker.node_id for worker in workers]
-    return job.data_config.configure(datasets, len(workers), None, nodes, **options)
+    shards = job.data_config.configure(datasets, len(workers), None, nodes, **options)
+    if type(job.data_config).configure is DataConfig.configure:
+        return shards
+    adopt = Providers().adopt
+    return [{name: adopt(shard) for name, shard in of_rank.items()} for of_rank in shards]
 
 
 def _fit(

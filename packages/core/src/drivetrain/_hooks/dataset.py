@@ -142,6 +142,14 @@ class DatasetProvider(ABC):
             ResourceError: the workers leave too few resources for reading the dataset.
         """
 
+    def adopt(self, shard: Any) -> Any:
+        """Prepare a shard that a subclass of :class:`~drivetrain.DataConfig` has created without this provider.
+
+        The driver calls the method of every provider for each of these shards, also for shards that the provider has
+        created. Return a shard of another kind unchanged.
+        """
+        return shard
+
     def default_options(self) -> Any | None:
         """Return the default ``execution_options``; None if the provider has no options."""
         return None

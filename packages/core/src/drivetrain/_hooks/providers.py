@@ -107,6 +107,12 @@ class Providers:
             )
         return accepting[0].open(name, dataset, keep_together)
 
+    def adopt(self, shard: Any) -> Any:
+        """Let each provider prepare a shard that a ``DataConfig`` subclass has created."""
+        for installed in self._installed:
+            shard = installed.provider.adopt(shard)
+        return shard
+
     def default_options(self) -> Any | None:
         """Return the default ``execution_options`` of the first provider that has any, or None."""
         options = (installed.provider.default_options() for installed in self._installed)
