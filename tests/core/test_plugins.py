@@ -80,7 +80,7 @@ def test_missing_plugin_error_lists_the_installed_plugins_and_the_install_comman
 ) -> None:
     with pytest.raises(PluginNotFoundError, match=r"Installed: .*'csv', 'json'"):
         load_plugin("callback", "fax")
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(importlib.metadata, "entry_points", importlib.metadata.EntryPoints)
     monkeypatch.syspath_prepend(tmp_path)  # plugins are looked up again for another module path
     with pytest.raises(PluginNotFoundError, match=r'pip install "drivetrain\[tensorflow\]"'):
         load_plugin("backend", "tensorflow")

@@ -9,6 +9,7 @@ group                     the plugin provides
 ``drivetrain.callbacks``  a :class:`drivetrain.Callback` class, which watches a run
 ``drivetrain.commands``   a function that adds a command to ``drivetrain``, with :func:`add_command`
 ``drivetrain.datasets``   a :class:`DatasetProvider` class, which splits datasets of one kind
+``drivetrain.frameworks`` under the name of a framework's root module, a :class:`Framework` class
 ``drivetrain.policies``   a :class:`drivetrain.FailurePolicy` class, or a function
 ``drivetrain.prepare``    under the name of a framework's root module, a function for :func:`drivetrain.prepare`
 ``drivetrain.runtimes``   a :class:`Runtime` class, which starts worker groups
@@ -17,8 +18,9 @@ group                     the plugin provides
 ``drivetrain.trainers``   a trainer class, which :func:`drivetrain.restore` finds by its name
 ========================= ====================================================================
 
-An installed plugin runs no code until it is selected by name, with two exceptions: drivetrain asks every dataset
-provider whether it accepts a dataset, and every runtime whether the environment selects it. A plugin imports this
+An installed plugin runs no code until it is selected by name, with three exceptions: drivetrain asks every dataset
+provider whether it accepts a dataset, every runtime whether the environment selects it, and the plugin of every
+framework that a process has imported. A plugin imports this
 module, ``drivetrain`` and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The
 classes that plugins derive from are all here; those that users need too are the same objects as in ``drivetrain``.
 """
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from drivetrain._hooks.context import AttemptInfo, Run, TrainContext, Trial, WorkerInfo
     from drivetrain._hooks.dataset import DatasetProvider, DatasetShard, Shard, SplitRequest, is_instance_of
     from drivetrain._hooks.finding import Finding, run_python
+    from drivetrain._hooks.framework import Framework
     from drivetrain._hooks.helpers import (
         ProcessValue,
         node_accelerators,
@@ -82,6 +85,7 @@ else:
         "drivetrain._hooks.callback": "Callback Report",
         "drivetrain._hooks.context": "AttemptInfo Run TrainContext Trial WorkerInfo",
         "drivetrain._hooks.dataset": "DatasetProvider DatasetShard is_instance_of Shard SplitRequest",
+        "drivetrain._hooks.framework": "Framework",
         "drivetrain._hooks.finding": "Finding run_python",
         "drivetrain._hooks.helpers": "node_accelerators ProcessValue reserve_port temporary_environment worker_threads",
         "drivetrain._hooks.plugins": "API_VERSION load_plugin",
@@ -123,6 +127,7 @@ __all__ = [
     "FailurePolicy",
     "Finding",
     "ForkServers",
+    "Framework",
     "Group",
     "GroupOutput",
     "GroupSpec",

@@ -106,7 +106,7 @@ class TorchBackend(Backend):
 
         if dist.is_initialized():
             raise ConfigurationError(
-                "the torch backend: expected no process group, got one that was initialized before fit(). Call "
+                "[DT-130] the torch backend: expected no process group, got one initialized before fit(). Call "
                 "torch.distributed.destroy_process_group() first"
             )
         self.load()

@@ -61,6 +61,9 @@ SCAFFOLDS = {
     "prepare": Scaffold(
         "Lets each worker read its part of text files.", {"prepare": "prepare"}, entry_name="fileinput"
     ),
+    "framework": Scaffold(
+        "Gives each worker its own random numbers.", {"framework": "${Thing}Framework"}, entry_name="$package"
+    ),
     "strategy": Scaffold(
         "Trains a PyTorch model by averaging its gradients.",
         {"strategy": "${Thing}Strategy"},

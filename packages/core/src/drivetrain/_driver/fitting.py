@@ -19,6 +19,7 @@ from drivetrain._driver.diagnosis import failure_in_driver
 from drivetrain._driver.launch import (
     pickle_function,
     refuse_in_spawned_script,
+    refuse_objects_of_process,
     require_process_state,
     require_shared,
     resolve_runtime,
@@ -106,6 +107,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     refuse_in_spawned_script()
     require_process_state(job.scaling.max_workers)
     runtime = resolve_runtime(job.scaling, required=required_runtime(job.datasets))
+    refuse_objects_of_process(job.function, job.config)
     function: PackedFunction = (job.function, job.config if job.config is not None else {})
     if not runtime.in_driver:
         function = pickle_function(job.function, job.config, runtime.reduce)

@@ -7,12 +7,13 @@ import os
 import resource
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
 from drivetrain._base.script import pack
+from drivetrain._driver.captured import UsedObject, parts_of, used_objects
+from drivetrain._hooks.frameworks import belongs_to_process, load_frameworks
 from drivetrain._hooks.plugins import check_plugin, installed_plugins, is_configured, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
@@ -29,6 +30,7 @@ from drivetrain.errors import (
 __all__ = [
     "pickle_function",
     "refuse_in_spawned_script",
+    "refuse_objects_of_process",
     "require_process_state",
     "require_shared",
     "resolve_runtime",
@@ -37,14 +39,6 @@ __all__ = [
 
 _FILES_OF_RUN = 24
 _FILES_PER_WORKER = 5  # connection, stacks, exit, output and log
-
-
-@dataclass(frozen=True, slots=True)
-class _SentObject:
-    """An object that is sent to the workers, and its name for the error message if it cannot be pickled."""
-
-    name: str
-    value: Any
 
 
 def refuse_in_spawned_script() -> None:
@@ -157,39 +151,65 @@ def _refuse_missing_runtime() -> None:
         )
 
 
+def refuse_objects_of_process(function: Callable[..., Any], config: Mapping[str, Any] | None) -> None:
+    """Check that a train function and its config use no object that was created for the processes of this driver.
+
+    Raises:
+        ConfigurationError: they use one. The message names it.
+    """
+    load_frameworks()
+    for name, value in used_objects(function, config):
+        for part in parts_of(value):
+            if belongs_to_process(part):
+                raise _refusal(name, part)
+
+
 def pickle_function(
     function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
 ) -> bytes:
     """Pickle the train function and its config; on failure, name the object that cannot be pickled."""
     try:
-        return pack((function, config if config is not None else {}), reduce)
+        return pack((function, config if config is not None else {}), _refusing_objects_of_process(reduce))
+    except _BelongsToProcessError as error:
+        raise _refusal("the train function", error.value) from None
     except Exception as error:  # a user's object may raise any exception
-        culprit = _find_unpicklable(function, config, reduce) or "the train function"
+        used = next((each for each in used_objects(function, config) if not _can_be_pickled(each, reduce)), None)
+        culprit = f"{used.name} (a {type(used.value).__name__})" if used is not None else "the train function"
         raise SerializationError(
             f"[DT-201] train_loop_per_worker: expected a function and config that can be pickled, but {culprit} "
             f"cannot be pickled ({type(error).__name__}: {error}). Create it inside the train function instead"
         ) from error
 
 
-def _find_unpicklable(
-    function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
-) -> str | None:
-    parts = [_SentObject(f"train_loop_config[{key!r}]", value) for key, value in (config or {}).items()]
+def _can_be_pickled(used: UsedObject, reduce: Callable[[Any], Any]) -> bool:
     try:
-        captured = inspect.getclosurevars(function)
-    except TypeError:
-        captured = None
-    if captured is not None:
-        parts += [
-            _SentObject(f"{name!r}, which the train function captures", v) for name, v in captured.nonlocals.items()
-        ]
-        parts += [
-            _SentObject(f"the global {name!r}, which the train function uses", v)
-            for name, v in captured.globals.items()
-        ]
-    for part in parts:
-        try:
-            dumps(part.value, reduce)
-        except Exception:  # a user's object may raise any exception
-            return f"{part.name} (a {type(part.value).__name__})"
-    return None
+        dumps(used.value, reduce)
+    except Exception:  # a user's object may raise any exception
+        return False
+    return True
+
+
+class _BelongsToProcessError(Exception):
+    """An object to be pickled belongs to this process."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__("it was created for the process of the driver")
+        self.value = value
+
+
+def _refusing_objects_of_process(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if belongs_to_process(value):
+            raise _BelongsToProcessError(value)
+        return reduce(value)
+
+    return check
+
+
+def _refusal(name: str, value: object) -> ConfigurationError:
+    kind = type(value)
+    return ConfigurationError(
+        f"[DT-130] {name}: expected an object that does not depend on the number of processes, got a "
+        f"{kind.__qualname__} of {kind.__module__.partition('.')[0]}, which was created before fit(): with it, each "
+        "worker would train alone. Create it in the train function"
+    )

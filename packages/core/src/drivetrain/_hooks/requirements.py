@@ -34,6 +34,7 @@ _EXPECTED = {
     "dataset": _Expected("a drivetrain.plugin.DatasetProvider class"),
     "runtime": _Expected("a drivetrain.plugin.Runtime class", (("validate", "room", "launch"),)),
     "strategy": _Expected("a drivetrain_torch.ParallelStrategy class", (("wrap",),)),
+    "framework": _Expected("a drivetrain.plugin.Framework class"),
     "policy": _Expected(
         "a drivetrain.FailurePolicy, or a function", (("decide",), ("__call__",)), is_class=False, is_created=False
     ),
@@ -61,7 +62,7 @@ def find_problem(loaded: Any, kind: str, name: str) -> str | None:
         wrong = _find_wrong_class(loaded, kind, expected)
     if wrong is None and kind == "command":
         wrong = _find_wrong_command(loaded, name)
-    if kind == "prepare" and "." in name:  # it would never be called
+    if kind in ("prepare", "framework") and "." in name:  # it would never be called
         root = name.partition(".")[0]
         wrong = f"expected the framework's root module as the name of the entry point. Name it {root!r}"
     return wrong
@@ -71,11 +72,13 @@ def _find_wrong_base(loaded: type, kind: str) -> str | None:
     from drivetrain._hooks.backend import Backend, BackendConfig
     from drivetrain._hooks.callback import Callback
     from drivetrain._hooks.dataset import DatasetProvider
+    from drivetrain._hooks.framework import Framework
 
     bases: dict[str, tuple[str, tuple[type, ...]]] = {
         "backend": ("drivetrain.BackendConfig", (BackendConfig, Backend)),
         "callback": ("drivetrain.Callback", (Callback,)),
         "dataset": ("drivetrain.plugin.DatasetProvider", (DatasetProvider,)),
+        "framework": ("drivetrain.plugin.Framework", (Framework,)),
     }
     if kind not in bases or issubclass(loaded, bases[kind][1]):
         return None
@@ -95,10 +98,12 @@ def _find_wrong_signature(loaded: Any, kind: str) -> str | None:
     """Return what is wrong with the parameters of a method, or of a function; None if they are correct."""
     from drivetrain._hooks.callback import Callback
     from drivetrain._hooks.dataset import DatasetProvider
+    from drivetrain._hooks.framework import Framework
     from drivetrain._hooks.policy import FailurePolicy, FunctionPolicy
     from drivetrain._hooks.signatures import find_wrong_function, find_wrong_method
 
     interfaces: dict[str, type] = {"callback": Callback, "dataset": DatasetProvider, "policy": FailurePolicy}
+    interfaces["framework"] = Framework
     if kind == "policy" and not isinstance(loaded, type) and not _has_method(loaded, "decide"):
         wrong = find_wrong_function(loaded, FunctionPolicy(loaded).decide)
         return None if wrong is None else f"{_describe(loaded)}: {wrong}"

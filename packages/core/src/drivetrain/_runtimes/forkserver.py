@@ -38,13 +38,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from drivetrain._hooks.frameworks import load_frameworks, reseed
 from drivetrain._runtimes.processes import (
     adopt_orphans,
     children,
     die_with_parent,
     fork_process,
     kill_group,
-    reseed,
 )
 from drivetrain._wire.frames import Channel
 from drivetrain._worker.leaving import ExitHandlers, finish_process
@@ -115,6 +115,8 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
             f"f.main({control_descriptor}, {other_modules!r}, {driver_pid})"
         )
         os.execv(sys.executable, [sys.executable, "-c", code])
+    if preload:
+        load_frameworks()
     server.run()
 
 
@@ -324,6 +326,7 @@ def _import_cleanly(names: Sequence[str]) -> str | None:
 def _import_at_low_priority(names: Sequence[str]) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # on Linux, this affects only the calling thread
     _import_all(names)
+    load_frameworks()
 
 
 def _wait_until_ended(thread: threading.Thread) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import random
 import signal
-import sys
 import warnings
 from typing import Protocol
 from weakref import WeakSet
@@ -19,7 +17,6 @@ __all__ = [
     "die_with_parent",
     "fork_process",
     "kill_group",
-    "reseed",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -90,13 +87,6 @@ def kill_group(pid: int, number: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, number)
-
-
-def reseed() -> None:
-    """Seed the global random generators from the operating system, as in a process that was not forked."""
-    random.seed()
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed()
 
 
 def _prctl(option: int, value: int) -> None:

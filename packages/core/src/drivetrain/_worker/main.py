@@ -23,6 +23,7 @@ from typing import Any
 
 from drivetrain._base.failure import capture_failure
 from drivetrain._base.script import dumps_to_driver, forget_script
+from drivetrain._hooks.frameworks import load_frameworks, reseed
 from drivetrain._wire.commands import Call, Command, FreeMemory, JoinRun, Refuse, Train
 from drivetrain._wire.events import Failed, Progressed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel
@@ -129,6 +130,7 @@ class _Listener:
         self._output = WorkerOutput(channel.send)
         self._progress_interval_ms: float | None = None
         self._sent_progress = 0
+        self._has_trained = False
 
     def run(self) -> None:
         """Receive commands and signals until the connection closes, and then make :func:`serve` return."""
@@ -203,6 +205,10 @@ class _Listener:
         self._channel.send(("result", succeeded, data))
 
     def _train(self, command: Train, running: RunningTask) -> None:
+        if self._has_trained:  # the generators would continue from what the last train function has set
+            load_frameworks()
+            reseed()
+        self._has_trained = True
         forget_script()  # of the train function that this process ran before
         try:
             task = pickle.loads(command.task)

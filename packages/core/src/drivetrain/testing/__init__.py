@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from drivetrain.testing.conformance import BackendConformance, check_overrides
     from drivetrain.testing.crash import Crash, CrashFound, CrashHarness, CrashReport
     from drivetrain.testing.datasets import DatasetConformance
+    from drivetrain.testing.frameworks import FrameworkConformance
     from drivetrain.testing.policies import PolicyConformance
     from drivetrain.testing.preparing import PrepareConformance
     from drivetrain.testing.runtimes import RuntimeCapability, RuntimeConformance
@@ -28,6 +29,7 @@ else:
         "drivetrain.testing.conformance": "BackendConformance check_overrides",
         "drivetrain.testing.crash": "Crash CrashFound CrashHarness CrashReport",
         "drivetrain.testing.datasets": "DatasetConformance",
+        "drivetrain.testing.frameworks": "FrameworkConformance",
         "drivetrain.testing.policies": "PolicyConformance",
         "drivetrain.testing.preparing": "PrepareConformance",
         "drivetrain.testing.runtimes": "RuntimeCapability RuntimeConformance",
@@ -47,6 +49,7 @@ __all__ = [
     "CrashHarness",
     "CrashReport",
     "DatasetConformance",
+    "FrameworkConformance",
     "PolicyConformance",
     "PrepareConformance",
     "RuntimeCapability",

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import unquote_to_bytes
 
+from drivetrain._hooks.frameworks import reseed
 from drivetrain._runtimes.command.shares import VisibleDevices
 from drivetrain._runtimes.command.token import read_token
 from drivetrain._runtimes.processes import (
@@ -34,7 +35,6 @@ from drivetrain._runtimes.processes import (
     die_with_parent,
     fork_process,
     kill_group,
-    reseed,
 )
 from drivetrain._runtimes.resources import OomCounter, explain_exit, visible_gpus
 from drivetrain._wire.commands import Refuse

@@ -1,0 +1,73 @@
+"""Uses the plugins of the frameworks that this process has imported. Others are not loaded."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+
+from drivetrain._base.failure import one_line
+from drivetrain._hooks.framework import Framework
+from drivetrain._hooks.plugins import installed_plugins, load_plugin
+from drivetrain.errors import PluginError
+
+__all__ = ["belongs_to_process", "load_frameworks", "reseed"]
+
+_known: dict[str, Framework | None] = {}
+"""The frameworks whose plugins are loaded, by their root module; None for a plugin that cannot be loaded."""
+
+
+def load_frameworks() -> None:
+    """Load the plugins of the frameworks that this process has imported. A plugin that cannot be loaded is ignored."""
+    for name in dict.fromkeys(plugin.name for plugin in installed_plugins("framework")):
+        if name in sys.modules and name not in _known:
+            try:
+                _known[name] = load_plugin("framework", name)()
+            except PluginError as error:
+                _known[name] = None
+                warnings.warn(str(error), stacklevel=2)
+
+
+def belongs_to_process(value: object) -> bool:
+    """Return True if an object is bound to the processes among which it was created. Uses the loaded plugins."""
+    roots = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    frameworks = (_known.get(root) for root in roots)
+    return any(framework.belongs_to_process(value) for framework in frameworks if framework is not None)
+
+
+def reseed() -> None:
+    """Seed the global random generators of all imported modules from the operating system, as in a new process.
+
+    Uses the loaded plugins. For a framework without a plugin, this calls the function ``seed()`` of its submodule
+    ``random``, if there is one that requires no argument.
+    """
+    for root, seed in dict(_seed_functions()).items():
+        try:
+            seed()
+        except Exception as error:  # of another package
+            warnings.warn(f"{root}: its random generators cannot be seeded: {one_line(error)}", stacklevel=2)
+
+
+def _seed_functions() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the root module and the function of each framework. A later function replaces an earlier one."""
+    for name in list(sys.modules):
+        root, _, rest = name.partition(".")
+        seed = getattr(sys.modules.get(name), "seed", None) if rest == "random" else None
+        if callable(seed) and _requires_no_argument(seed):
+            yield root, seed
+    for root, framework in _known.items():
+        if framework is not None:
+            yield root, framework.reseed
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        yield "numpy", numpy_random.seed
+    yield "random", random.seed
+
+
+def _requires_no_argument(function: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):  # it requires an argument, or it is written in C and has no signature
+        return False
+    return True
