@@ -88,14 +88,14 @@ def test_bad_value_is_refused_with_the_expected_and_the_given_value(
 
 
 @pytest.mark.parametrize("config", [ScalingConfig, CheckpointConfig, FailureConfig, SyncConfig, RunConfig])
-def test_config_is_frozen_keyword_only_and_survives_pickling(config: type) -> None:
+def test_config_is_frozen_survives_pickling_and_limits_positional_arguments(config: type) -> None:
     made = config()
 
     assert pickle.loads(pickle.dumps(made)) == made
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, dataclasses.fields(config)[0].name, None)
-    with pytest.raises(TypeError):
-        config(1)
+    with pytest.raises(TypeError, match="Pass the others by name"):
+        config(*[None] * 7)
 
 
 def test_none_selects_the_default_config() -> None:

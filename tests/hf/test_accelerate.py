@@ -8,13 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain
-from drivetrain import Checkpoint, ConfigurationError, Result, TrainingFailedError
+from drivetrain import Checkpoint, ConfigurationError, DataConfig, Result, TrainingFailedError
 from drivetrain_hf.accelerate import AccelerateTrainer
 
 EPOCHS = 4
@@ -177,6 +178,25 @@ def test_config_that_cannot_be_read_is_refused_before_the_run_starts(tmp_path: P
     ]:
         with pytest.raises(ConfigurationError, match=message):
             AccelerateTrainer(print, accelerate_config=given)
+
+
+def count_rows() -> None:
+    rows = {
+        name: sum(len(batch["x"]) for batch in drivetrain.get_dataset_shard(name).iter_batches())
+        for name in ("train", "test")
+    }
+    drivetrain.report(rows)
+
+
+def test_datasets_are_split_as_configured(fit: Callable[..., Result]):
+    result = fit(
+        count_rows,
+        trainer=AccelerateTrainer,
+        accelerate_config={"distributed_type": "NO"},
+        datasets={name: {"x": np.arange(8)} for name in ("train", "test")},
+        dataset_config=DataConfig(datasets_to_split=["train"]),
+    )
+    assert (result.metrics["train"], result.metrics["test"]) == (4, 8)
 
 
 def test_run_is_restored_with_its_config(fit: Callable[..., Result]):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from drivetrain._base.notebook import ShowsFields
+from drivetrain._base.positional import accepts_positional
 from drivetrain._base.redact import MaskedOptions
 from drivetrain.errors import ConfigurationError
 
@@ -242,6 +243,9 @@ def _resume(subject: str, value: object) -> None:
         )
 
 
+@accepts_positional(
+    "trainer_resources", "num_workers", "use_gpu", "resources_per_worker", "placement_strategy", "accelerator_type"
+)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScalingConfig(ShowsFields):
     """The number of workers, their resources, and the runtime that starts them.
@@ -368,6 +372,9 @@ class CheckpointUploadMode(str, enum.Enum):
     """Upload nothing: the files are already in the run directory."""
 
 
+@accepts_positional(
+    "num_to_keep", "checkpoint_score_attribute", "checkpoint_score_order", "checkpoint_frequency", "checkpoint_at_end"
+)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig(ShowsFields):
     """Checkpoint retention and upload settings.
@@ -439,6 +446,7 @@ class CheckpointConfig(ShowsFields):
             )
 
 
+@accepts_positional("max_failures", "fail_fast")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureConfig(ShowsFields):
     """Retries after failures and preemptions.
@@ -502,6 +510,7 @@ class FailureConfig(ShowsFields):
         object.__setattr__(self, "policy", _with_masked_options(self.policy))
 
 
+@accepts_positional("sync_period", "sync_timeout", "sync_artifacts", "sync_artifacts_on_checkpoint")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncConfig(ShowsFields):
     """Settings for uploading metrics, logs and artifacts to storage that is not local.
@@ -542,6 +551,7 @@ class SyncConfig(ShowsFields):
         )
 
 
+@accepts_positional("name", "storage_path", "storage_filesystem")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(ShowsFields):
     """Settings of a run: its name and storage, its output, retries, and stop conditions.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivetrain import Checkpoint, ConfigurationError, RunConfig, ScalingConfig
+from drivetrain import Checkpoint, ConfigurationError, DataConfig, RunConfig, ScalingConfig
 from drivetrain_hf._accelerate import AccelerateConfig
 from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, TorchTrainer
@@ -37,6 +37,8 @@ class AccelerateTrainer(TorchTrainer):
         torch_config: settings of the process group.
         scaling_config: the number of workers and their resources.
         run_config: where results are stored, how the run is monitored, and when it stops.
+        datasets: see :class:`~drivetrain.DataParallelTrainer`.
+        dataset_config: see :class:`~drivetrain.DataParallelTrainer`.
         metadata: values returned by ``get_context().get_metadata()`` and by every checkpoint's ``get_metadata()``.
         resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
 
@@ -56,6 +58,8 @@ class AccelerateTrainer(TorchTrainer):
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
@@ -72,6 +76,8 @@ class AccelerateTrainer(TorchTrainer):
             torch_config=torch_config,
             scaling_config=scaling_config,
             run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MAX_TEXT", "find_metric", "flatten", "has_metric", "reported_metrics", "writable"]
+__all__ = ["AUTOMATIC", "MAX_TEXT", "find_metric", "flatten", "has_metric", "reported_metrics", "writable"]
 
 MAX_TEXT = 100_000
 """The maximum length of a text in a file, in characters. Python's CSV reader rejects values that are much longer."""
+
+AUTOMATIC = ("_training_iteration", "_timestamp", "_time_this_iter_s", "_time_total_s")
+"""Automatic metrics by which a run can be stopped."""
 
 _MAX_INTEGER_BITS = 10_000  # Python refuses to convert integers of more than 4,300 digits to text
 _SEPARATOR = "/"
@@ -41,11 +44,12 @@ def find_metric(metrics: Mapping[str, Any], name: str, default: Any = None) -> A
 
     Args:
         metrics: a report's metrics, nested or flat.
-        name: the name, such as ``loss`` or ``eval/accuracy``.
+        name: the name, such as ``loss`` or ``eval/accuracy``. The automatic metrics, such as ``_training_iteration``,
+            are also found without the underscore, unless the train function reports another metric with that name.
         default: the value to return if there is no such metric.
     """
     if _SEPARATOR not in name:  # avoids flattening, because there may be thousands of reports per second
-        return metrics.get(name, default)
+        return metrics[name] if name in metrics else metrics.get(f"_{name}", default)
     return flatten(metrics).get(name, default)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.failure import one_line
-from drivetrain._base.metrics import find_metric, writable
+from drivetrain._base.metrics import AUTOMATIC, find_metric, writable
 from drivetrain._driver.ranks import Rank, Ranks, clock_of
 from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
 from drivetrain._driver.requests import RankRequests
@@ -177,12 +177,15 @@ class Delivery:
             self.metrics = event.metrics
         self._services.callbacks.report(Report(event.rank, event.iteration, event.metrics, event.directory))
         condition = self._config.stop
-        if event.rank == 0 and condition is not None and self._stop_number is None and self._is_met(event.metrics):
+        if event.rank == 0 and condition is not None and self._stop_number is None and self._is_met(event):
             self._stop_number = event.number
             self._machine.apply(Trigger.STOP_CONDITION_MET)
 
-    def _is_met(self, metrics: Mapping[str, Any]) -> bool:
+    def _is_met(self, event: Reported) -> bool:
         condition = self._config.stop
+        total = {"_time_total_s": event.time - self._ranks[event.rank].trained_from, **event.metrics}
+        # Functions written for Ray Train look the automatic metrics up without the underscore.
+        metrics = {**{name.removeprefix("_"): total[name] for name in AUTOMATIC if name in total}, **total}
         try:
             if callable(condition):
                 return bool(condition(self._services.run.id, metrics))

@@ -24,6 +24,7 @@ from drivetrain._driver.launch import (
     require_shared,
     resolve_runtime,
 )
+from drivetrain._driver.notices import print_once, unused_variables
 from drivetrain._driver.outcomes import RunFailed, Succeeded
 from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result, last_metrics
@@ -126,6 +127,8 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     if not runtime.in_driver:
         require_shared(job.run_config)
     with open_run(job.run_config, job.record.facts, job.metadata, job.record.pickle()) as opened:
+        notices = [*unused_variables(job.run_config), *runtime.ignored_settings(job.scaling)]
+        print_once(notices, lambda notice: opened.console.print(f"{opened.name}: {notice}", error=True))
         try:
             services = _services(job, opened, callbacks, interrupts)
             controller = _controller(job, services, opened, function, datasets, runtime, policy)

@@ -88,6 +88,11 @@ class Result:
         return self.storage.root
 
     @property
+    def log_dir(self) -> Path:
+        """``path`` as a :class:`pathlib.Path`."""
+        return Path(self.path)
+
+    @property
     def filesystem(self) -> Any:
         """The fsspec or pyarrow filesystem of ``path``."""
         return self.storage.filesystem.handle

@@ -223,6 +223,20 @@ class DataParallelTrainer(KeepsArguments):
         """
         return RunHandle(lambda interrupts: self._run(interrupts, raise_on_failure))
 
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Raise an error: a trainer is no train function and no trainable."""
+        raise ConfigurationError(
+            f"[DT-750] {type(self).__name__}: expected a call of fit() or as_trainable(), got a trainer used as "
+            "a function. Pass trainer.as_trainable() to ray.tune.Tuner, or use drivetrain_tune.Tuner(trainer)"
+        )
+
+    if not TYPE_CHECKING:  # type checkers would take it for the name of the class
+
+        @property
+        def __name__(self) -> str:
+            """Raise the error of a call: Ray Tune reads the name of what it receives before it starts any trial."""
+            self()
+
     def as_trainable(self, system: str | None = None, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
         """Return a trainable with which ``ray.tune.Tuner`` and ``ray.tune.run`` run copies of this trainer.
 

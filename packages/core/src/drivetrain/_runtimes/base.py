@@ -189,6 +189,10 @@ class Runtime(ABC):
         """
         ...
 
+    def ignored_settings(self, scaling: ScalingConfig) -> Sequence[str]:
+        """Return a sentence for each setting that this runtime ignores; each is printed once in a process."""
+        return ()
+
     @abstractmethod
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """Estimate how many workers an elastic run could have now, including the running ones.

@@ -535,6 +535,27 @@ class LocalRuntime(Runtime):
         """Check that this machine has enough GPUs for the minimum number of workers."""
         partition_gpus(replace(scaling, num_workers=scaling.min_workers), self._visible_gpus())
 
+    def ignored_settings(self, scaling: ScalingConfig) -> list[str]:
+        """Return the settings about a cluster, and about more CPUs than this machine has."""
+        resources = scaling.resources_per_worker or {}
+        names = [f"resources_per_worker[{name!r}]" for name in resources if name not in ("CPU", "GPU")]
+        names += [
+            name
+            for name, is_set in (
+                ("trainer_resources", scaling.trainer_resources),
+                ("accelerator_type", scaling.accelerator_type),
+                (f"placement_strategy={scaling.placement_strategy!r}", "SPREAD" in scaling.placement_strategy),
+            )
+            if is_set
+        ]
+        notices = [f"ScalingConfig: the local runtime ignores {', '.join(names)}"] if names else []
+        wanted = (scaling.num_cpus_per_worker or 0) * scaling.max_workers
+        if wanted > (available := len(os.sched_getaffinity(0))):
+            notices.append(
+                f"ScalingConfig: the workers request {wanted:g} CPUs, but share the {available} CPUs of this machine"
+            )
+        return notices
+
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """Return the number of workers for which there are GPUs; the maximum number if workers use no GPUs."""
         gpus, each = len(self._visible_gpus()), scaling.num_gpus_per_worker

@@ -201,6 +201,7 @@ class Session:
                 self._outbox.emit(event._replace(clock=time.monotonic()))
                 return
             self._require_run()
+            self._fill_empty(upload.checkpoint)
             self._add_positions(upload.checkpoint)
             prepared = self._uploads.prepare(upload, number)
             stored = checkpoint_in(self.context.storage, prepared.directory)
@@ -288,6 +289,12 @@ class Session:
 
     def _require_run(self) -> None:
         self.context.storage.require_run(self.context.run_id, self._task.options.driver_count)
+
+    def _fill_empty(self, checkpoint: Checkpoint) -> None:
+        """Add the trainer's metadata to a checkpoint without files: then the metadata is all that it consists of."""
+        metadata = self.context.get_metadata()
+        if metadata and checkpoint.is_local and os.path.isdir(checkpoint.path) and not os.listdir(checkpoint.path):
+            checkpoint.set_metadata(metadata)
 
     def _add_positions(self, checkpoint: Checkpoint) -> None:
         """Add to a checkpoint the position of every dataset whose ``state_dict()`` was called since the last report.

@@ -40,6 +40,8 @@ def open_workspace(context: TrainContext, options: SessionOptions) -> Iterator[t
         if options.chdir:
             stack.callback(os.chdir, os.getcwd())
             os.chdir(directory)
+        elif options.sync.sync_artifacts and context.get_local_rank() == 0:
+            stack.callback(_report_new_files, os.getcwd(), _files_in(os.getcwd()))
         yield replace(context, trial_dir=directory), on_checkpoint
 
 
@@ -71,6 +73,24 @@ def _staged(context: TrainContext, options: SessionOptions) -> Iterator[tuple[st
             return
         with mirror(staged).running() as running:
             yield staged, running.wake if sync.sync_artifacts_on_checkpoint else lambda: None
+
+
+def _files_in(directory: str) -> dict[str, int]:
+    """Return the files of a directory with the times of their last changes."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        return {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_file()}
+    return {}
+
+
+def _report_new_files(directory: str, before: dict[str, int]) -> None:
+    """Warn of files in the working directory, which are no artifacts, although the user has enabled artifacts."""
+    new = sorted(name for name, changed in _files_in(directory).items() if before.get(name) != changed)
+    if new:
+        others = f" and {len(new) - 1} other files" if len(new) > 1 else ""
+        _warn(
+            f"SyncConfig(sync_artifacts=True): {new[0]!r}{others} in the working directory {directory} are not stored "
+            "with the run. Set RunConfig(chdir_to_trial_dir=True), or write files to get_context().get_trial_dir()"
+        )
 
 
 def _warn(line: str) -> None:
