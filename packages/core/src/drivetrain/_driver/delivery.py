@@ -183,7 +183,7 @@ class Delivery:
 
     def _is_met(self, event: Reported) -> bool:
         condition = self._config.stop
-        total = {"_time_total_s": event.time - self._ranks[event.rank].trained_from, **event.metrics}
+        total = {"_time_total_s": clock_of(event) - self._ranks[event.rank].trained_from, **event.metrics}
         # Functions written for Ray Train look the automatic metrics up without the underscore.
         metrics = {**{name.removeprefix("_"): total[name] for name in AUTOMATIC if name in total}, **total}
         try:
