@@ -305,7 +305,9 @@ def exit_status(runtime: RuntimeUnderTest, status: int) -> int:
     return status if status >= 0 or runtime.supports("exit status") else 1
 
 
-@pytest.mark.parametrize(("number", "status"), once_on_ray((signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)))
+@pytest.mark.parametrize(
+    ("number", "status"), once_on_ray((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, -signal.SIGINT))
+)
 def test_terminated_driver_saves_first_and_the_next_driver_resumes(
     runtime: RuntimeUnderTest, pipe: Pipe, notified: Pipe, number: signal.Signals, status: int
 ) -> None:
@@ -319,6 +321,9 @@ def test_terminated_driver_saves_first_and_the_next_driver_resumes(
     assert code == exit_status(runtime, status), errors
     assert output == ""
     assert "asking all ranks to save and exit at the same step" in errors
+    assert 'run the script again with RunConfig(name="run", resume="auto")' in errors
+    if number == signal.SIGINT:
+        assert len(errors.partition("Traceback")[2].splitlines()) < 12, errors
     assert len(set(reasons)) == 1
     driver.wait_until_nothing_is_left()
     found = Result.from_path(runtime.storage_path / "run")
@@ -447,7 +452,7 @@ class Reported(Collector):
 
 @with_parent
 def test_signal_handlers_are_restored(runtime: RuntimeUnderTest) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     during: list[Any] = []
 

@@ -102,7 +102,7 @@ def test_text_is_as_wide_as_the_terminal(command: Command, runs: Path, monkeypat
 def test_run_is_shown_with_its_failures(command: Command, runs: Path) -> None:
     status, text, _ = command("runs", "show", runs / "story")
     assert status == OK
-    for words in ("3        ", "2 on ", "SIGKILL", "train_with_accidents", "checkpoint_"):
+    for words in ("\n2        ", "2 on ", "SIGKILL", "train_with_accidents", "checkpoint_"):
         assert words in text
     found = json.loads(command("runs", "show", runs / "story", "--json")[1])
     assert len(found["attempts"]) == 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import pickle
+import sys
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ __all__ = [
     "set_rank",
     "text_of",
     "type_name",
+    "without_internal_frames",
 ]
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -290,6 +292,20 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     for entry in reversed(entries):
         kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return kept
+
+
+def without_internal_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of drivetrain and of the standard library."""
+    kept = []
+    while frames is not None:
+        package = str(frames.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package != "drivetrain" and package not in sys.stdlib_module_names:
+            kept.append(frames)
+        frames = frames.tb_next
+    remaining: TracebackType | None = None
+    for entry in reversed(kept):
+        remaining = TracebackType(remaining, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return remaining
 
 
 def _pickle_exception(error: BaseException) -> bytes:

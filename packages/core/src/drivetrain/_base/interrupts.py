@@ -22,6 +22,12 @@ from typing import Any
 
 __all__ = ["Interrupts"]
 
+_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""The signals that request the end of a run, each with its default handler."""
+
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    _DEFAULTS[signal.SIGHUP] = signal.SIG_DFL
+
 _NO_DESCRIPTOR = -1
 _REQUEST = b"\0"  # no signal has this number
 
@@ -43,7 +49,9 @@ class Interrupts:
         self._is_handled = False
         self._replaced: dict[int, Any] = {}
         self._forward_to = _NO_DESCRIPTOR
-        self._handlers = {signal.SIGINT: self._on_sigint, signal.SIGTERM: self._on_sigterm}
+        self._handlers = {
+            number: self._on_sigint if number == signal.SIGINT else self._on_termination for number in _DEFAULTS
+        }
         self._read, self._write = socket.socketpair()
         for end in (self._read, self._write):
             end.setblocking(False)
@@ -102,7 +110,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def from_signals(self) -> Iterator[None]:
-        """Make SIGINT and SIGTERM request the end of the run during a ``with`` block.
+        """Make SIGINT, SIGTERM and SIGHUP request the end of the run during a ``with`` block.
 
         A signal that other code handles already is left to that code. Such a signal makes :meth:`fileno` readable too,
         so its handler runs without delay. If other code has set a wakeup descriptor, as an event loop does, the numbers
@@ -111,11 +119,10 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
         self._forward_to = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         try:
             for number, ours in self._handlers.items():
-                if signal.getsignal(number) == defaults[number]:
+                if signal.getsignal(number) == _DEFAULTS[number]:  # nohup, for example, ignores SIGHUP
                     self._replaced[number] = signal.signal(number, ours)
             yield
         finally:
@@ -166,7 +173,7 @@ class Interrupts:
         if self.request("interrupted (Ctrl-C)", KeyboardInterrupt()):
             raise KeyboardInterrupt
 
-    def _on_sigterm(self, number: int, frame: object) -> None:
-        status = 128 + signal.SIGTERM  # the exit code that a shell reports for a process killed by SIGTERM
-        if self.request("the driver received SIGTERM", SystemExit(status)):
+    def _on_termination(self, number: int, frame: object) -> None:
+        status = 128 + number  # the exit code that a shell reports for a process killed by the signal
+        if self.request(f"the driver received {signal.Signals(number).name}", SystemExit(status)):
             raise SystemExit(status)

@@ -179,6 +179,8 @@ def _fit(
     if isinstance(outcome, RunFailed):
         error = _explain(outcome, run, storage)
     callback_error = services.callbacks.close("on_run_end", error)
+    if isinstance(error, (KeyboardInterrupt, SystemExit)) and job.trial is None:
+        run.console.print(f"{run.name}: {_how_to_resume(opened)}", error=True)
     if error is None and callback_error is None:
         assert isinstance(outcome, Succeeded)
         opened.push()
@@ -237,6 +239,17 @@ def _controller(
         all_values=job.all_values,
     )
     return Controller(services, runtime, tasks, policy, resume_from=job.resume_from, last_number=opened.last_index)
+
+
+def _how_to_resume(opened: OpenRun) -> str:
+    """Return the hint for a run that was interrupted."""
+    latest = opened.checkpoints.latest
+    if latest is None:
+        return "no checkpoint was committed, so the next run starts from the beginning"
+    return (
+        f'to continue from {latest.name}, run the script again with RunConfig(name="{opened.name}", resume="auto") '
+        "(drivetrain run: --resume auto)"
+    )
 
 
 def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from drivetrain._base.failure import without_internal_frames
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
 from drivetrain._base.pickling import dumps
@@ -193,12 +194,14 @@ class DataParallelTrainer(KeepsArguments):
             KeyboardInterrupt: Ctrl-C was pressed; all workers have ended. The first Ctrl-C lets a train function that
                 calls :func:`~drivetrain.get_preemption_info` save and return. Otherwise, or if Ctrl-C is pressed again,
                 the train function is terminated.
-            SystemExit: the driver received SIGTERM, which has the same effect as Ctrl-C.
+            SystemExit: the driver received SIGTERM or SIGHUP, which have the same effect as Ctrl-C.
         """
         interrupts = Interrupts()
         try:
             with interrupts.from_signals():
                 return self._run(interrupts, raise_on_failure)
+        except KeyboardInterrupt as error:  # where the driver was waiting is of no interest
+            raise error.with_traceback(without_internal_frames(error.__traceback__)) from None
         finally:
             interrupts.close()
 
