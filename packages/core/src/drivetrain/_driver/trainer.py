@@ -14,6 +14,7 @@ from drivetrain._base.notebook import as_table
 from drivetrain._base.pickling import dumps
 from drivetrain._base.redact import describe
 from drivetrain._driver.arguments import KeepsArguments, check_param_space, merge_arguments, resolve_backend
+from drivetrain._driver.functions import check_function
 from drivetrain._driver.handle import RunHandle
 from drivetrain._driver.result import Result
 from drivetrain._driver.trainerfile import TrainerFile
@@ -116,7 +117,7 @@ class DataParallelTrainer(KeepsArguments):
         resume_from_checkpoint: Checkpoint | None = None,
         **named_config: BackendConfig | None,
     ) -> None:
-        _check_function(train_loop_per_worker)
+        check_function(train_loop_per_worker)
         _check_optional("train_loop_config", train_loop_config, Mapping)
         _check_optional("scaling_config", scaling_config, ScalingConfig)
         _check_optional("run_config", run_config, RunConfig)
@@ -436,22 +437,4 @@ def _check_checkpoint_rules(rules: CheckpointConfig) -> None:
             f"[DT-106] CheckpointConfig(checkpoint_frequency={rules.checkpoint_frequency}, "
             f"checkpoint_at_end={rules.checkpoint_at_end}): expected neither, because the train function owns the "
             "training loop. Call report(..., checkpoint=...) in the train function"
-        )
-
-
-def _check_function(function: object) -> None:
-    if not callable(function):
-        raise ConfigurationError(f"[DT-104] train_loop_per_worker: expected a function, got {function!r}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
-    only_by_keyword = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if len(required) > 1 or only_by_keyword:
-        name = getattr(function, "__qualname__", repr(function))
-        raise ConfigurationError(
-            "[DT-104] train_loop_per_worker: expected a function with no argument, or with the config as its only "
-            f"required argument, got {name}{signature}. Put the other values into train_loop_config"
         )

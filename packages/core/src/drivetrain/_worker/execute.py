@@ -26,7 +26,7 @@ from drivetrain._wire.task import PackedFunction, TrainTask
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.session import Outbox, Session, activate
 from drivetrain._worker.workspace import open_workspace
-from drivetrain.errors import BackendError, FailureKind
+from drivetrain.errors import BackendError, ConfigurationError, FailureKind
 
 __all__ = [
     "Finished",
@@ -142,7 +142,7 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
                 running.enter(RankState.TRAINING)
                 try:
                     try:
-                        value = function(config) if takes_config(function) else function()
+                        value = _call(function, config)
                     except SystemExit as error:
                         if error.code not in (None, 0):
                             raise
@@ -159,6 +159,24 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
         explain_absent(error)
         return Raised(error, running.state, failed_at or time.time(), _classify(task.backend, error))
     return Finished(value)
+
+
+def _call(function: Callable[..., Any], config: Any) -> Any:
+    """Call a train function, and return its value.
+
+    Raises:
+        ConfigurationError: it returned a coroutine or a generator, which trains nothing unless it is run.
+    """
+    value = function(config) if takes_config(function) else function()
+    if inspect.iscoroutine(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        if not inspect.isasyncgen(value):
+            value.close()  # without a warning about a coroutine that was never awaited
+        raise ConfigurationError(
+            "[DT-104] train_loop_per_worker: expected a function that trains when it is called, but it returned a "
+            f"{type(value).__name__}, {value.__qualname__}(). Run it in the train function, for example with "
+            "asyncio.run() or a loop"
+        )
+    return value
 
 
 def _loaded(packed: PackedFunction) -> tuple[Callable[..., Any], Any]:
