@@ -202,3 +202,36 @@ def test_backend_that_could_not_be_stored_must_be_passed_again(kind: type[DataPa
     with pytest.raises(SerializationError, match=rf"expected the stored {argument}.*restore\(path, {argument}="):
         kind.restore(tmp_path / "run")
     assert kind.restore(tmp_path / "run", **backend).fit().return_value == "7"
+
+
+class FixedBackendTrainer(DataParallelTrainer):
+    """Passes its own configuration of the backend."""
+
+    def __init__(self, train_loop_per_worker: Any, **arguments: Any) -> None:
+        super().__init__(train_loop_per_worker, backend_config=BackendConfig(), **arguments)
+
+
+class FixedScalingTrainer(DataParallelTrainer):
+    """Passes its own scaling configuration."""
+
+    fixed = False
+
+    def __init__(self, train_loop_per_worker: Any, **arguments: Any) -> None:
+        if self.fixed:
+            super().__init__(train_loop_per_worker, scaling_config=ScalingConfig(num_workers=0), **arguments)
+        else:
+            super().__init__(train_loop_per_worker, **arguments)
+
+
+def test_constructor_that_passes_its_own_backend_can_be_restored(tmp_path: Path) -> None:
+    assert FixedBackendTrainer.restore(fail(tmp_path, FixedBackendTrainer)).fit().return_value == 5
+
+
+def test_constructor_that_passes_its_own_scaling_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fail(tmp_path, FixedScalingTrainer)
+    monkeypatch.setattr(FixedScalingTrainer, "fixed", True)
+
+    with pytest.raises(ConfigurationError, match=r"\[DT-620\].*setdefault\('scaling_config', \.\.\.\)"):
+        FixedScalingTrainer.restore(path)

@@ -89,6 +89,16 @@ class TestLeavesSocketAfterException(BackendConformance):
     config = ConfigOf(kind=LeavesSocketAfterException)
 
 
+class LeavesThreadOfConstructor(SoundBackend):
+    def __init__(self) -> None:
+        super().__init__()
+        threading.Thread(target=threading.Event().wait, name="drivetrain-broken", daemon=True).start()
+
+
+class TestLeavesThreadOfConstructor(BackendConformance):
+    config = ConfigOf(kind=LeavesThreadOfConstructor)
+
+
 class LeavesThreadInDriver(SoundBackend):
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         threading.Thread(target=threading.Event().wait, name="broken tracker", daemon=True).start()

@@ -3,6 +3,9 @@
 import atexit
 import contextlib
 import os
+import secrets
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -268,3 +271,51 @@ class RoomForNothing(LocalRuntime):
 
 class TestRoomReturnsNone(Kit):
     runtime = RoomForNothing
+
+
+class LaunchIsNoContextManager(LocalRuntime):
+    def launch(self, spec: GroupSpec) -> Any:  # type: ignore[override]
+        with super().launch(spec) as group:
+            yield group
+
+
+class TestLaunchIsNoContextManager(Kit):
+    runtime = LaunchIsNoContextManager
+
+
+class StartsAtMostTwo(LocalRuntime):
+    @contextlib.contextmanager
+    def launch(self, spec: GroupSpec) -> Iterator[Any]:
+        with super().launch(replace(spec, num_workers=min(2, spec.num_workers))) as group:
+            yield group
+
+
+class TestStartsAtMostTwo(Kit):
+    runtime = StartsAtMostTwo
+
+
+class RoomWithoutRunning(LocalRuntime):
+    def room(self, scaling: Any, running: Sequence[Any], avoided: frozenset[str]) -> int:
+        return super().room(scaling, running, avoided) - len(running)
+
+
+class TestRoomWithoutRunning(Kit):
+    runtime = RoomWithoutRunning
+
+
+class ShowsItsToken(LocalRuntime):
+    @contextlib.contextmanager
+    def launch(self, spec: GroupSpec) -> Iterator[Any]:
+        token = secrets.token_bytes(32).hex()
+        with (
+            super().launch(spec) as group,
+            subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", token]) as process,
+        ):
+            try:
+                yield group
+            finally:
+                process.kill()
+
+
+class TestShowsItsToken(Kit):
+    runtime = ShowsItsToken

@@ -100,6 +100,32 @@ class IgnoresFailures(Lines):
     def on_failure(self, run: Any, failure: Any, retrying: bool) -> None: ...
 
 
+@rejected_by("test_hooks_are_spelled_correctly_and_accept_their_arguments", "Did you mean log_failure()?")
+class MisspellsAMethod(Lines):
+    def log_failures(self, failure: Any, retrying: bool) -> None: ...
+
+
+@rejected_by("test_hooks_are_spelled_correctly_and_accept_their_arguments", "log: expected the parameters (entries)")
+class TakesOneEntry(Lines):
+    def log(self, iteration: int, metrics: Any) -> None: ...
+
+
+@rejected_by("test_hooks_are_spelled_correctly_and_accept_their_arguments", "Call super().on_report(...) in it")
+class ReplacesTheHook(Lines):
+    def on_report(self, run: Any, report: Any) -> None:
+        print(report.metrics)
+
+
+class WithoutLog(TrackerCallback):
+    def __init__(self, directory: Path, token: str = "") -> None:
+        super().__init__()
+
+    def open(self, run: Any) -> None: ...
+
+
+CASES.append(pytest.param(WithoutLog, "test_is_created_without_a_run", {}, "abstract method", id="WithoutLog"))
+
+
 @rejected_by("test_service_that_hangs_does_not_affect_the_run", "log() was called on the driver's thread", method="log")
 class LogsInTheHook(Lines):
     def on_report(self, run: Any, report: Any) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.plugins import create_plugin
-from drivetrain._hooks.signatures import find_wrong_method
+from drivetrain._hooks.signatures import find_misspelled_method, find_wrong_method
 from drivetrain.config import RunConfig
 from drivetrain.errors import PluginBrokenError
 from drivetrain.loggers.csvfile import CSVLoggerCallback
@@ -16,6 +16,7 @@ from drivetrain.loggers.jsonfile import JsonLoggerCallback
 from drivetrain.loggers.missing import MissingMetrics
 from drivetrain.loggers.progress import ProgressCallback
 from drivetrain.loggers.timeline import Timeline
+from drivetrain.loggers.tracker import TrackerCallback
 
 __all__ = ["make_callbacks", "unknown_hooks"]
 
@@ -35,7 +36,8 @@ def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> li
     """
     given = [_make(callback) for callback in config.callbacks]
     for callback in given:
-        if (problem := find_wrong_method(callback, Callback)) is not None:
+        is_tracker = isinstance(callback, TrackerCallback)
+        if (problem := find_wrong_method(callback, TrackerCallback if is_tracker else Callback)) is not None:
             raise PluginBrokenError(f"[DT-602] RunConfig(callbacks=...): {problem}")
         for message in unknown_hooks(callback):
             warnings.warn(message, stacklevel=2)
@@ -57,7 +59,10 @@ def _make(given: object) -> Callback:
 
 
 def unknown_hooks(callback: object) -> list[str]:
-    """Return a message for each method whose name looks like a hook, although drivetrain never calls it."""
+    """Return a message for each method whose name looks like a hook, although drivetrain never calls it.
+
+    For trackers, this includes the methods of trackers, such as ``log_failure``.
+    """
     hooks = {name for name in dir(Callback) if name.startswith("on_")}
     messages = []
     for name in dir(type(callback)):
@@ -68,4 +73,5 @@ def unknown_hooks(callback: object) -> list[str]:
             hint = f" Did you mean {closest[0]!r}?" if closest else f" The hooks are: {', '.join(sorted(hooks))}."
             owner = type(callback).__qualname__
             messages.append(f"{owner}.{name}() is never called, because Callback has no such hook.{hint}")
-    return messages
+    misspelled = find_misspelled_method(callback, TrackerCallback) if isinstance(callback, TrackerCallback) else None
+    return messages if misspelled is None else [*messages, misspelled]

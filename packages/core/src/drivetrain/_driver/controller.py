@@ -7,10 +7,13 @@ replace the processes by a list of events.
 from __future__ import annotations
 
 import contextlib
+import operator
 import select
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import SupportsIndex
 
 from drivetrain._base.console import Console
 from drivetrain._base.failure import Failure, one_line
@@ -167,7 +170,7 @@ class Controller:
         source: str | None = f"[DT-602] runtime {self._runtime.name!r} failed in launch"
         try:
             spec = self._group_spec(avoided)
-            with self._runtime.launch(spec) as group:
+            with _require_context(self._runtime, self._runtime.launch(spec)) as group:
                 source = None
                 _check_group(self._runtime, group, spec)
                 ending = self._drive(group, number, avoided)
@@ -304,8 +307,12 @@ class Controller:
     def _target_size(self, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """Return the number of workers that the cluster has room for, between the minimum and maximum of the run."""
         scaling = self._run.scaling_config
-        room = self._runtime.room(scaling, running, avoided)
-        return max(scaling.min_workers, min(scaling.max_workers, room))
+        room: object = self._runtime.room(scaling, running, avoided)
+        if isinstance(room, bool) or not isinstance(room, SupportsIndex):
+            raise PluginBrokenError(
+                f"[DT-602] runtime {self._runtime.name!r} failed in room: expected a number of workers, got {room!r}"
+            )
+        return max(scaling.min_workers, min(scaling.max_workers, operator.index(room)))
 
     @property
     def _is_elastic(self) -> bool:
@@ -385,6 +392,20 @@ def _prevents_attempts(error: Exception) -> bool:
     if isinstance(error, PluginBrokenError) and error.__cause__ is not None:
         return False  # the plugin raised an exception, for example because a storage was unreachable
     return isinstance(error, (RunCancelledError, ConfigurationError, PluginError, ResourceError))
+
+
+def _require_context(runtime: Runtime, launched: AbstractContextManager[Group]) -> AbstractContextManager[Group]:
+    """Check that a runtime has returned a context manager.
+
+    Raises:
+        PluginBrokenError: it has returned something else, such as a generator.
+    """
+    if not (hasattr(type(launched), "__enter__") and hasattr(type(launched), "__exit__")):
+        raise PluginBrokenError(
+            f"[DT-602] runtime {runtime.name!r} failed in launch: expected a context manager, got {launched!r:.200}. "
+            "Decorate the method with @contextlib.contextmanager"
+        )
+    return launched
 
 
 def _check_group(runtime: Runtime, group: Group, spec: GroupSpec) -> None:

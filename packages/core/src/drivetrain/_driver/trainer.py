@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from drivetrain._base.failure import without_internal_frames
 from drivetrain._base.interrupts import Interrupts
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["DataParallelTrainer"]
+
+TrainerType = TypeVar("TrainerType", bound="DataParallelTrainer")
+
+_GIVEN_TWICE = re.compile(r"got multiple values for keyword argument '(\w+)'")
 
 
 class DataParallelTrainer(KeepsArguments):
@@ -342,7 +347,7 @@ class DataParallelTrainer(KeepsArguments):
         )
         # The train function is passed by position, because a subclass may call its first parameter as it likes.
         function = [values.pop("train_loop_per_worker")] if "train_loop_per_worker" in values else []
-        return cls(*function, **values)
+        return _create_restored(cls, function, values)
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> bool:
@@ -400,6 +405,29 @@ class DataParallelTrainer(KeepsArguments):
             },
         )
         return stored.to_bytes()
+
+
+def _create_restored(kind: type[TrainerType], function: list[Any], values: dict[str, Any]) -> TrainerType:
+    """Create a trainer with stored arguments.
+
+    A constructor that passes its own configuration of the backend to the base class does not get the stored one.
+
+    Raises:
+        ConfigurationError: the constructor passes another argument of its own that ``restore`` has to set.
+    """
+    try:
+        return kind(*function, **values)
+    except TypeError as error:
+        match = _GIVEN_TWICE.search(str(error))
+        if match is None or match[1] not in values:
+            raise
+        name = match[1]
+        if name != kind._config_argument:
+            raise ConfigurationError(
+                f"[DT-620] restore: expected {kind.__qualname__}.__init__() to pass on the {name} that it gets, but it "
+                f"passes its own to the base class. Write arguments.setdefault({name!r}, ...) in it"
+            ) from error
+    return kind(*function, **{each: value for each, value in values.items() if each != name})
 
 
 def trainable_of(

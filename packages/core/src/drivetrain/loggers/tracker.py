@@ -28,6 +28,7 @@ import itertools
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from drivetrain._hooks.context import Run, WorkerInfo
     from drivetrain._storage.committed import CommittedCheckpoint
 
-__all__ = ["TrackerCallback", "numbers", "parameters"]
+__all__ = ["TrackerCallback", "find_replaced_hooks", "numbers", "parameters"]
 
 _MAX_QUEUED = 100_000
 """The maximum number of queued jobs. If it is reached, for example because the tracker hangs, reports are dropped."""
@@ -67,7 +68,7 @@ _INTERRUPTED_S = 10.0
 """The maximum wait at the end of an interrupted run, because a scheduler may kill the driver soon."""
 
 
-class TrackerCallback(Callback):
+class TrackerCallback(Callback, ABC):
     """Base class that passes the reports of a run to a tracker on a separate thread; a subclass implements the tracker.
 
     The tracker cannot delay or end the training: the first exception that it raises is printed as a warning. Subclasses
@@ -118,6 +119,7 @@ class TrackerCallback(Callback):
         """True if :meth:`save` should be called."""
         return False
 
+    @abstractmethod
     def open(self, run: Run) -> int | None:
         """Connect to the tracker.
 
@@ -125,14 +127,13 @@ class TrackerCallback(Callback):
             The last iteration that the tracker has received from an earlier driver of the same run; None if there is
             none. If :attr:`can_rewind` is False, the iterations up to this one are not logged again.
         """
-        raise NotImplementedError
 
     def rewind(self, iteration: int) -> None:
         """Remove the entries after an iteration; called only if :attr:`can_rewind` is True."""
 
+    @abstractmethod
     def log(self, entries: Sequence[Entry]) -> None:
         """Log new entries. The entries of each rank are in the order of their iterations."""
-        raise NotImplementedError
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
         """Store the files of a checkpoint; called only if :attr:`wants_checkpoints` is True."""
@@ -151,6 +152,8 @@ class TrackerCallback(Callback):
     def on_run_start(self, run: Run) -> None:
         """Start the thread."""
         self._feed = _Feed(self, run)
+        for message in find_replaced_hooks(self):
+            run.console.print(f"{run.name}: {message}", error=True)
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Record the number of ranks."""
@@ -376,6 +379,22 @@ def _select(entry: Entry, names: Set[str]) -> Entry:
 
 def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def find_replaced_hooks(tracker: TrackerCallback) -> list[str]:
+    """Return a message for each hook that a tracker replaces without calling the hook of :class:`TrackerCallback`."""
+    messages = []
+    for name in vars(TrackerCallback):
+        method = getattr(type(tracker), name)
+        if not name.startswith("on_") or method is getattr(TrackerCallback, name):
+            continue
+        code = getattr(method, "__code__", None)
+        if code is not None and not {"super", "TrackerCallback"} & {*code.co_names, *code.co_freevars}:
+            messages.append(
+                f"{type(tracker).__qualname__}.{name}() replaces the hook with which TrackerCallback passes on what "
+                f"happens. Call super().{name}(...) in it, or implement open(), log() and close() only"
+            )
+    return messages
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -40,6 +40,7 @@ from drivetrain._hooks.signatures import find_wrong_method
 from drivetrain._worker.session import report
 from drivetrain.config import FailureConfig, ScalingConfig
 from drivetrain.errors import RunCancelledError, TrainingFailedError
+from drivetrain.loggers.tracker import TrackerCallback, find_replaced_hooks
 from drivetrain.testing.checks import check_equal
 from drivetrain.testing.cleanup import assert_nothing_left
 from drivetrain.testing.conformance import check_overrides
@@ -178,8 +179,10 @@ def check_hooks(callback: object) -> None:
     """Check that a callback overrides only existing hooks, with parameters that accept the arguments of the hooks."""
     unknown = unknown_hooks(callback)
     assert not unknown, "\n".join(unknown)
-    wrong = find_wrong_method(callback, Callback)
+    wrong = find_wrong_method(callback, TrackerCallback if isinstance(callback, TrackerCallback) else Callback)
     assert wrong is None, wrong
+    replaced = find_replaced_hooks(callback) if isinstance(callback, TrackerCallback) else []
+    assert not replaced, "\n".join(replaced)
 
 
 def check_pickling(value: object, field: str) -> None:

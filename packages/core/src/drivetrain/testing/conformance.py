@@ -231,7 +231,8 @@ class BackendConformance:
 
     def test_close_after_a_failed_rendezvous_leaves_nothing(self, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        backend, before = self.config.create(), ProcessState.now()
+        before = ProcessState.now()
+        backend = self.config.create()
         attempt = AttemptInfo(number=0, run_name="run", run_id="0", start_timeout_s=_START_TIMEOUT_S)
         try:
             backend.rendezvous(UnreachableGroup(_workers(2), attempt))

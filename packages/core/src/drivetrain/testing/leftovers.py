@@ -19,7 +19,7 @@ __all__ = ["ProcessState", "exits"]
 _END_S = 2.0
 """Seconds that a thread or child process has to end, because code that stops it may not wait for its end."""
 
-_OUR_THREADS = "drivetrain"
+_OUR_THREADS = ("drivetrain ", "drivetrain-output")  # and not those of a plugin whose name begins with "drivetrain-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

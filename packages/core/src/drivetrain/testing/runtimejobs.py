@@ -5,6 +5,7 @@ Workers and driver processes import this module, so it does not import pytest.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import signal
@@ -31,8 +32,10 @@ from drivetrain.testing.jobs import END_S, return_facts
 __all__ = [
     "GROWS_AFTER",
     "REPORTS",
+    "AsksForRoom",
     "GrowsRoom",
     "KeepsOthers",
+    "WatchesCommandLines",
     "WithRoom",
     "WithVariables",
     "describe",
@@ -266,6 +269,61 @@ class GrowsRoom(Callback):
         self._commits += 1
         if self._commits == GROWS_AFTER:
             self._runtime.space += 1
+
+
+class AsksForRoom(Callback):
+    """Asks a runtime for its room.
+
+    Args:
+        runtime: the runtime.
+
+    Attributes:
+        idle: the room before the workers start.
+        running: the room while they are running.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.idle = self.running = 0
+
+    def on_run_start(self, run: Run) -> None:
+        self.idle = self._runtime.room(run.scaling_config, (), frozenset())
+
+    def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
+        self.running = self._runtime.room(run.scaling_config, workers, frozenset())
+
+
+class WatchesCommandLines(Callback):
+    """Looks for tokens on the command lines of all processes, while the workers are running.
+
+    Attributes:
+        found: the command lines that contain a token.
+        tokens: the random values of the driver that are long enough to be tokens.
+    """
+
+    _MIN_BYTES = 16
+
+    def __init__(self) -> None:
+        self.tokens: list[bytes] = []
+        self.found: list[str] = []
+
+    def record(self, original: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        """Return a replacement of ``secrets.token_bytes`` that records the values."""
+
+        def token_bytes(size: int = 32) -> bytes:
+            value = original(size)
+            self.tokens += [value] if size >= self._MIN_BYTES else []
+            return value
+
+        return token_bytes
+
+    def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
+        forms = [form for each in self.tokens for form in (each, each.hex().encode(), base64.b64encode(each))]
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # the process has exited
+                line = file.read_bytes()
+                if any(form in line for form in forms):
+                    self.found.append(line.replace(b"\0", b" ").decode(errors="replace"))
 
 
 class CallsWhenAllReported(Callback):

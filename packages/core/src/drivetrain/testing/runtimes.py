@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import os
 import re
+import secrets
 import signal
 import threading
 import traceback
@@ -196,9 +197,32 @@ class RuntimeConformance:
         validated: object = runtime.validate(scaling)
         assert validated is None, f"validate(): expected None or an exception, got {validated!r}"
         room: object = runtime.room(scaling, (), frozenset())
-        assert isinstance(room, int), f"room(): expected a number of workers, got {room!r}"
+        assert type(room) is int, f"room(): expected a number of workers, got {room!r}"
+        assert room >= 1, f"room(): expected at least the workers that this kit starts, got {room}"
 
     # An undisturbed run
+
+    def test_starts_as_many_workers_as_requested(self, tmp_path: Path) -> None:
+        self._require(RuntimeCapability.PROCESSES)
+        runtime = self._create_runtime()
+        asks = runtimejobs.AsksForRoom(runtime)
+        scaling = ScalingConfig(num_workers=3, runtime=runtime)
+        run = self._fit(runtimejobs.describe, tmp_path, scaling=scaling, callbacks=[asks])
+        pids = {rank: reports[0]["facts"]["pid"] for rank, reports in run.observer.reports.items()}
+        assert len({*pids.values()}) == 3, f"expected 3 processes, got the process ids {pids} by rank"
+        assert asks.running >= min(asks.idle, 3), (
+            f"room(): expected a number that includes the 3 running workers, got {asks.running}, and {asks.idle} before"
+        )
+
+    def test_token_is_not_on_a_command_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._require(RuntimeCapability.PROCESSES)
+        watch = runtimejobs.WatchesCommandLines()
+        monkeypatch.setattr(secrets, "token_bytes", watch.record(secrets.token_bytes))
+        self._fit(runtimejobs.describe, tmp_path, callbacks=[watch])
+        assert not watch.found, (
+            f"expected no token on a command line, which all users of a machine can read, got one on {watch.found}. "
+            "Pass it in the environment, or in a file"
+        )
 
     def test_reports_of_all_ranks_arrive_in_their_order(self, described: _Run) -> None:
         steps = list(range(1, runtimejobs.REPORTS + 1))
