@@ -66,10 +66,10 @@ class CometLoggerCallback(TrackerCallback):
     ) -> None:
         super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
         if isinstance(tags, str):
-            raise ConfigurationError(f"CometLoggerCallback(tags=...): expected a list of tags, got {tags!r}")
+            raise ConfigurationError(f"[DT-101] CometLoggerCallback(tags=...): expected a list of tags, got {tags!r}")
         if "api_key" in experiment:
             raise ConfigurationError(
-                "CometLoggerCallback(api_key=...): expected the API key in the environment, got an argument. "
+                "[DT-101] CometLoggerCallback(api_key=...): expected the API key in the environment, got an argument. "
                 "Set COMET_API_KEY"
             )
         self.online = online

@@ -71,9 +71,9 @@ class MLflowLoggerCallback(TrackerCallback):
         super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
         for name, value in (("tracking_uri", tracking_uri), ("registry_uri", registry_uri)):
             if value is not None and not isinstance(value, str):
-                raise ConfigurationError(f"MLflowLoggerCallback({name}=...): expected a URI, got {value!r}")
+                raise ConfigurationError(f"[DT-101] MLflowLoggerCallback({name}=...): expected a URI, got {value!r}")
         if tags is not None and not isinstance(tags, Mapping):
-            raise ConfigurationError(f"MLflowLoggerCallback(tags=...): expected a mapping, got {tags!r}")
+            raise ConfigurationError(f"[DT-101] MLflowLoggerCallback(tags=...): expected a mapping, got {tags!r}")
         self.tracking_uri = tracking_uri
         self.registry_uri = registry_uri
         self.experiment_name = experiment_name

@@ -57,7 +57,9 @@ class TBXLoggerCallback(TrackerCallback):
     def __init__(self, *, artifacts: bool = True, ranks: Ranks = "rank0", drain_timeout_s: float = 60.0) -> None:
         super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
         if not isinstance(artifacts, bool):
-            raise ConfigurationError(f"TBXLoggerCallback(artifacts=...): expected True or False, got {artifacts!r}")
+            raise ConfigurationError(
+                f"[DT-101] TBXLoggerCallback(artifacts=...): expected True or False, got {artifacts!r}"
+            )
         self.artifacts = artifacts
 
     def open(self, run: Run) -> None:

@@ -64,17 +64,21 @@ class WandbLoggerCallback(TrackerCallback):
     ) -> None:
         super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
         if api_key is not None and api_key_file is not None:
-            raise ConfigurationError("WandbLoggerCallback: expected api_key or api_key_file, got both. Set one of them")
+            raise ConfigurationError(
+                "[DT-102] WandbLoggerCallback: expected api_key or api_key_file, got both. Set one of them"
+            )
         if api_key_file is not None and not Path(api_key_file).expanduser().is_file():
             raise ConfigurationError(
-                f"WandbLoggerCallback(api_key_file=...): expected a file with the API key, got {api_key_file}, which "
-                "does not exist or is not a file"
+                f"[DT-101] WandbLoggerCallback(api_key_file=...): expected a file with the API key, got "
+                f"{api_key_file}, which does not exist or is not a file"
             )
         if isinstance(excludes, str):
-            raise ConfigurationError(f"WandbLoggerCallback(excludes=...): expected a list of names, got {excludes!r}")
+            raise ConfigurationError(
+                f"[DT-101] WandbLoggerCallback(excludes=...): expected a list of names, got {excludes!r}"
+            )
         if reserved := init.keys() & {"id", "resume", "dir", "config", "reinit"}:
             raise ConfigurationError(
-                "WandbLoggerCallback: expected no arguments of wandb.init that the callback sets itself, got "
+                "[DT-102] WandbLoggerCallback: expected no arguments of wandb.init that the callback sets itself, got "
                 f"{', '.join(sorted(reserved))}. Remove them"
             )
         self.project = project

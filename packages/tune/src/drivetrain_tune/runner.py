@@ -332,5 +332,6 @@ class Progress:
 def _missing_metric(metric: str, result: Result) -> ConfigurationError:
     reported = ", ".join(name for name in flatten(result.metrics) if not name.startswith("_")) or "no metrics"
     return ConfigurationError(
-        f"TuneConfig(metric=...): expected the name of a number that rank 0 reports ({reported}), got {metric!r}"
+        f"[DT-754] TuneConfig(metric=...): expected the name of a number that rank 0 reports ({reported}), got "
+        f"{metric!r}"
     )

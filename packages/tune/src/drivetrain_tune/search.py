@@ -60,15 +60,17 @@ class TuneConfig:
     def __post_init__(self) -> None:
         metric: object = self.metric
         if not isinstance(metric, str) or not metric:
-            raise ConfigurationError(f"TuneConfig(metric=...): expected the name of a metric, got {self.metric!r}")
+            raise ConfigurationError(
+                f"[DT-101] TuneConfig(metric=...): expected the name of a metric, got {self.metric!r}"
+            )
         if self.mode not in ("max", "min"):
-            raise ConfigurationError(f"TuneConfig(mode=...): expected 'max' or 'min', got {self.mode!r}")
+            raise ConfigurationError(f"[DT-101] TuneConfig(mode=...): expected 'max' or 'min', got {self.mode!r}")
         counts: dict[str, object] = {"num_samples": self.num_samples}
         if self.max_concurrent_trials is not None:
             counts["max_concurrent_trials"] = self.max_concurrent_trials
         for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigurationError(f"TuneConfig({name}=...): expected an integer >= 1, got {count!r}")
+                raise ConfigurationError(f"[DT-101] TuneConfig({name}=...): expected an integer >= 1, got {count!r}")
         for name, value, method in (
             ("search_alg", self.search_alg, "sample_relative"),
             ("scheduler", self.scheduler, "prune"),
@@ -76,13 +78,13 @@ class TuneConfig:
             if value is not None and not callable(getattr(value, method, None)):
                 kind = "sampler of optuna.samplers" if name == "search_alg" else "pruner of optuna.pruners"
                 raise ConfigurationError(
-                    f"TuneConfig({name}=...): expected a {kind}, got {value!r}. To use search algorithms and "
+                    f"[DT-101] TuneConfig({name}=...): expected a {kind}, got {value!r}. To use search algorithms and "
                     "schedulers of Ray Tune, call ray.tune.Tuner(trainer.as_trainable(), ...)"
                 )
         budget: object = self.time_budget_s
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget <= 0):
             raise ConfigurationError(
-                f"TuneConfig(time_budget_s=...): expected a positive number of seconds, got {budget!r}"
+                f"[DT-101] TuneConfig(time_budget_s=...): expected a positive number of seconds, got {budget!r}"
             )
 
 
@@ -319,7 +321,7 @@ def _create_study(config: TuneConfig) -> optuna.Study:
         import optuna
     except ImportError:
         raise PluginNotFoundError(
-            'drivetrain_tune requires Optuna, which is not installed. Run: pip install "drivetrain[tune]"'
+            '[DT-601] drivetrain_tune requires Optuna, which is not installed. Run: pip install "drivetrain[tune]"'
         ) from None
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # Optuna logs every new study
@@ -341,16 +343,18 @@ def read_records(storage: Storage) -> list[TrialRecord]:
     """
     state = storage.read_any_json(STATE_FILE)
     if state is None:
-        raise StorageError(f"{storage.root}: expected the directory of a search, got one without {STATE_FILE}")
+        raise StorageError(f"[DT-755] {storage.root}: expected the directory of a search, got one without {STATE_FILE}")
     try:
         if state["version"] > VERSION:
             raise StorageError(
-                f"{storage.path(STATE_FILE)}: expected a file of format version {VERSION} or older, got version "
-                f"{state['version']} of a newer drivetrain. Upgrade drivetrain"
+                f"[DT-414] {storage.path(STATE_FILE)}: expected a file of format version {VERSION} or older, got "
+                f"version {state['version']} of a newer drivetrain. Upgrade drivetrain"
             )
         return [
             TrialRecord(**{**trial, "reports": {int(step): value for step, value in trial["reports"].items()}})
             for trial in state["trials"]
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"{storage.path(STATE_FILE)}: expected the state of a search, got {error!r}") from error
+        raise StorageError(
+            f"[DT-413] {storage.path(STATE_FILE)}: expected the state of a search, got {error!r}"
+        ) from error

@@ -80,18 +80,20 @@ class Range(Domain):
     def __post_init__(self) -> None:
         numbers = (self.low, self.high, 1 if self.step is None else self.step)
         if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
-            raise ConfigurationError(f"range: expected numbers, got {numbers[0]!r} to {numbers[1]!r}")
+            raise ConfigurationError(f"[DT-751] range: expected numbers, got {numbers[0]!r} to {numbers[1]!r}")
         if not -math.inf < self.low <= self.high < math.inf:
-            raise ConfigurationError(f"range: expected finite bounds, low <= high, got {self.low} to {self.high}")
+            raise ConfigurationError(
+                f"[DT-751] range: expected finite bounds, low <= high, got {self.low} to {self.high}"
+            )
         if self.log and self.low <= 0:
-            raise ConfigurationError(f"logarithmic range: expected a lower bound > 0, got {self.low}")
+            raise ConfigurationError(f"[DT-751] logarithmic range: expected a lower bound > 0, got {self.low}")
         if self.step is not None:
             if self.step <= 0:
-                raise ConfigurationError(f"range: expected a step > 0, got {self.step}")
+                raise ConfigurationError(f"[DT-751] range: expected a step > 0, got {self.step}")
             for bound in (self.low, self.high):
                 if abs(bound / self.step - round(bound / self.step)) > 1e-6:
                     raise ConfigurationError(
-                        f"range: expected bounds that are multiples of the step {self.step}, got {bound}"
+                        f"[DT-751] range: expected bounds that are multiples of the step {self.step}, got {bound}"
                     )
 
     def distribution(self) -> BaseDistribution:
@@ -137,7 +139,7 @@ class Choice(Domain):
 
     def __post_init__(self) -> None:
         if isinstance(self.options, (str, Mapping)) or not hasattr(self.options, "__len__") or not len(self.options):
-            raise ConfigurationError(f"choice: expected a list of at least one value, got {self.options!r}")
+            raise ConfigurationError(f"[DT-751] choice: expected a list of at least one value, got {self.options!r}")
 
     @property
     def is_plain(self) -> bool:
@@ -550,7 +552,7 @@ def _from_ray(domain: Any) -> Domain | Computed:
     if isinstance(domain, sample.Categorical):
         return Choice(domain.categories)
     if not isinstance(domain, (sample.Float, sample.Integer)):
-        raise ConfigurationError(f"param_space: expected a supported domain, got {domain!r} of Ray Tune")
+        raise ConfigurationError(f"[DT-751] param_space: expected a supported domain, got {domain!r} of Ray Tune")
     sampler, step = domain.get_sampler(), None
     if isinstance(sampler, sample.Quantized):
         step, sampler = sampler.q, sampler.get_sampler()

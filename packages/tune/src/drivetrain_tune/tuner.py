@@ -90,14 +90,14 @@ class Tuner:
     ) -> None:
         for name, value, kind in (("tune_config", tune_config, TuneConfig), ("run_config", run_config, RunConfig)):
             if not isinstance(value, kind) and (value is not None or name == "tune_config"):
-                raise ConfigurationError(f"Tuner({name}=...): expected a {kind.__name__}, got {value!r}")
+                raise ConfigurationError(f"[DT-103] Tuner({name}=...): expected a {kind.__name__}, got {value!r}")
         self._of_function = not isinstance(trainable, DataParallelTrainer)
         if isinstance(trainable, DataParallelTrainer):
             self._trainer = trainable
         elif isinstance(trainable, type) or getattr(trainable, "__module__", "").startswith("ray."):
             raise ConfigurationError(
-                f"Tuner(trainable=...): expected a trainer or a train function, got {trainable!r}. Pass the return "
-                "value of as_trainable() to ray.tune.Tuner"
+                f"[DT-103] Tuner(trainable=...): expected a trainer or a train function, got {trainable!r}. Pass the "
+                "return value of as_trainable() to ray.tune.Tuner"
             )
         else:
             self._trainer = DataParallelTrainer(trainable)
@@ -108,8 +108,8 @@ class Tuner:
         self._run_config = _merge(self._trainer.given.get("run_config") or RunConfig(), run_config)
         if self._run_config.resume != "never":
             raise ConfigurationError(
-                f"Tuner(run_config=...): expected RunConfig(resume='never'), got resume={self._run_config.resume!r}. "
-                "To resume a search, call Tuner.restore(path, trainable)"
+                f"[DT-102] Tuner(run_config=...): expected RunConfig(resume='never'), got "
+                f"resume={self._run_config.resume!r}. To resume a search, call Tuner.restore(path, trainable)"
             )
         self._records: list[TrialRecord] = []
         self._restored: Storage | None = None
@@ -152,13 +152,13 @@ class Tuner:
         stored = _load(storage)
         if param_space is None and "param_space" not in stored:
             raise SerializationError(
-                f"{storage.path(TUNER_FILE)}: expected a param_space that this process can load, got none. "
+                f"[DT-202] {storage.path(TUNER_FILE)}: expected a param_space that this process can load, got none. "
                 "Pass it to Tuner.restore(param_space=...)"
             )
         if not {"tune_config", "run_config"} <= stored.keys():
             raise SerializationError(
-                f"{storage.path(TUNER_FILE)}: expected a tune_config and a run_config that this process can load, got "
-                f"{', '.join(sorted(stored)) or 'none'}"
+                f"[DT-202] {storage.path(TUNER_FILE)}: expected a tune_config and a run_config that this process can "
+                f"load, got {', '.join(sorted(stored)) or 'none'}"
             )
         tuner = cls(
             trainable,
@@ -168,8 +168,9 @@ class Tuner:
         )
         if not all(tuner._space.fits(record.drawn, record.computed) for record in records):
             raise ConfigurationError(
-                f"Tuner.restore(param_space=...): expected the search space of the search in {storage.root}, whose "
-                f"domains are {sorted(records[0].drawn)}, got one with domains {sorted(tuner._space.domains)}"
+                f"[DT-755] Tuner.restore(param_space=...): expected the search space of the search in "
+                f"{storage.root}, whose domains are {sorted(records[0].drawn)}, got one with domains "
+                f"{sorted(tuner._space.domains)}"
             )
         for record in records:
             storage.inside(record.name)  # rejects a trial's directory that is a link out of the search's directory

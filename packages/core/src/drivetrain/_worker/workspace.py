@@ -88,8 +88,9 @@ def _report_new_files(directory: str, before: dict[str, int]) -> None:
     if new:
         others = f" and {len(new) - 1} other files" if len(new) > 1 else ""
         _warn(
-            f"SyncConfig(sync_artifacts=True): {new[0]!r}{others} in the working directory {directory} are not stored "
-            "with the run. Set RunConfig(chdir_to_trial_dir=True), or write files to get_context().get_trial_dir()"
+            f"SyncConfig(sync_artifacts=True): {new[0]!r}{others} in the working directory {directory} "
+            f"{'are' if others else 'is'} not stored with the run. Set RunConfig(chdir_to_trial_dir=True), or write "
+            "files to get_context().get_trial_dir()"
         )
 
 
