@@ -1,6 +1,7 @@
 """Optimizers that were created before a strategy replaced the parameters of the model."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,26 @@ def test_module_without_parameters_is_not_wrapped(fit: Callable[..., Result], st
         assert prepare_model(loss, parallel_strategy=config["strategy"]) is loss
 
     fit(train, {"strategy": strategy})
+
+
+def test_names_of_the_wrapper_exist_on_one_worker_and_change_nothing_else(fit: Callable[..., Result]):
+    class Owner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torch.nn.Linear(4, 1)
+
+    def train() -> None:
+        model = prepare_model(torch.nn.Linear(4, 1))
+        for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert each.module is each
+            assert list(each.modules()) == [each]
+            assert list(each.state_dict()) == ["weight", "bias"]
+            with each.no_sync():
+                each(torch.ones(1, 4)).sum().backward()
+        assert prepare_model(Owner()).module.in_features == 4
+        assert not hasattr(prepare_model(torch.nn.Linear(4, 1), parallel_strategy=None), "module")
+
+    fit(train, workers=0)
 
 
 def test_frozen_model_is_not_wrapped_by_ddp(fit: Callable[..., Result]):

@@ -48,8 +48,9 @@ def prepare_model(
             False not to move it.
         parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for ``FullyShardedDataParallel``,
             ``"fsdp2"`` for ``fully_shard``, the name of another installed strategy, a :class:`ParallelStrategy`, or
-            None for no wrapper. With a single worker, the model is never wrapped. Neither is a model without
-            parameters, nor, with ``"ddp"``, a model without trainable parameters.
+            None for no wrapper. With a single worker, the model is never wrapped, but ``model.module`` is the model
+            itself and ``model.no_sync()`` does nothing. A model without parameters is not wrapped either, nor, with
+            ``"ddp"``, a model without trainable parameters.
         parallel_strategy_kwargs: additional arguments of a strategy that is given by name. ``"ddp"``, ``"fsdp"`` and
             ``"fsdp2"`` pass them to the wrapper; ``"fsdp2"`` also accepts ``modules``, the classes of submodules that
             are sharded as units.
@@ -75,12 +76,22 @@ def prepare_model(
         if device.type == "cuda":
             torch.cuda.set_device(device)
         model = model.to(device)
-    if strategy is not None and given and get_context().get_world_size() > 1:
+    if strategy is not None and get_context().get_world_size() == 1:
+        _add_names_of_wrapper(model)
+    elif strategy is not None and given:
         exact = torch.are_deterministic_algorithms_enabled() if exact is None else exact
         model = (strategy.wrap_exact if exact else strategy.wrap)(model, device)
         _wrapped_models.add(model)
     _refuse_optimizers_of_replaced_parameters(given, model, strategy)
     return model
+
+
+def _add_names_of_wrapper(model: torch.nn.Module) -> None:
+    """Make ``model.module`` and ``model.no_sync()`` work without a wrapper, for train functions that use them."""
+    if not hasattr(model, "module"):
+        vars(model)["module"] = model  # not by setattr(), which would make the model a submodule of itself
+    if not hasattr(model, "no_sync"):
+        vars(model)["no_sync"] = contextlib.nullcontext
 
 
 def _refuse_optimizers_of_replaced_parameters(
@@ -170,7 +181,7 @@ def prepare_data_loader(
     from torch.utils.data import DataLoader
 
     from drivetrain_torch._loader import wrap
-    from drivetrain_torch._sampling import shard
+    from drivetrain_torch._sampling import accept_epochs, shard
 
     loader: object = data_loader
     if not isinstance(loader, DataLoader):
@@ -178,6 +189,8 @@ def prepare_data_loader(
     own, count = _position(mesh, num_replicas, rank)
     if add_dist_sampler and get_context().get_world_size() > 1:
         loader = shard(loader, rank=own, world_size=count)
+    elif add_dist_sampler:
+        accept_epochs(loader)
     return wrap(loader, device=get_device() if move_to_device else None, auto_transfer=auto_transfer)
 
 

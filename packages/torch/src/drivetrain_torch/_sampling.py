@@ -25,7 +25,7 @@ from torch.utils.data import (
 from drivetrain import ConfigurationError
 from drivetrain_torch._backend import joined_group
 
-__all__ = ["index_sampler", "pass_epoch", "repeated_rows", "shard"]
+__all__ = ["accept_epochs", "index_sampler", "pass_epoch", "repeated_rows", "shard"]
 
 _ALL_ON_EVERY_WORKER = (
     "so every worker loads all of it. Shard it by drivetrain.get_context().get_world_rank(), then pass "
@@ -65,6 +65,17 @@ def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[
     vars(replaced)["sampler"] = _innermost(sampler)
     vars(replaced)["sampler" if loader.batch_sampler is None else "batch_sampler"] = sampler
     return replaced
+
+
+def accept_epochs(loader: DataLoader[Any]) -> None:
+    """Make ``loader.sampler.set_epoch(epoch)`` work for samplers of torch, which draw another order for each epoch."""
+    for sampler in (loader.sampler, _innermost(loader.batch_sampler)):
+        if isinstance(sampler, Sampler) and not _takes_epochs(sampler):
+            vars(sampler)["set_epoch"] = _ignore_epoch
+
+
+def _ignore_epoch(epoch: int) -> None:
+    """Do nothing: the order does not depend on the number of the epoch."""
 
 
 def index_sampler(loader: DataLoader[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,14 @@ class DDPStrategy(ParallelStrategy):
 
     def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
         """Wrap the model. On a GPU, the wrapper also moves the inputs."""
-        return self._wrap(model, device, self._options)
+        import torch
+
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        options = self._options
+        if device.type == "cuda" and {parameter.device for parameter in model.parameters()} == {device}:
+            options = {"device_ids": [device], "output_device": device, **options}
+        return torch.nn.parallel.DistributedDataParallel(model, **options)
 
     def wrap_exact(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
         """Wrap the model so that every step adds the gradients in the same order.
@@ -70,18 +78,10 @@ class DDPStrategy(ParallelStrategy):
                 "DistributedDataParallel changes the order of additions after the first step. Remove it, or pass "
                 "exact=False (enable_reproducibility() implies exact=True)"
             )
-        order_matters = get_context().get_world_size() > 2
-        return self._wrap(model, device, self._options | ({"find_unused_parameters": True} if order_matters else {}))
-
-    @staticmethod
-    def _wrap(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> torch.nn.Module:
-        import torch
-
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            return model
-        if device.type == "cuda" and {parameter.device for parameter in model.parameters()} == {device}:
-            options = {"device_ids": [device], "output_device": device, **options}
-        return torch.nn.parallel.DistributedDataParallel(model, **options)
+        exact = copy.copy(self)
+        if get_context().get_world_size() > 2:
+            exact._options = {**self._options, "find_unused_parameters": True}
+        return exact.wrap(model, device)
 
 
 class FSDPStrategy(ParallelStrategy):
