@@ -30,7 +30,9 @@ class InterruptAfterCommit(Callback):
 
 
 def run(workers: str) -> None:
-    scaling = ScalingConfig(num_workers=2, runtime="ray") if workers == "ray" else ScalingConfig(num_workers=int(workers))
+    scaling = (
+        ScalingConfig(num_workers=2, runtime="ray") if workers == "ray" else ScalingConfig(num_workers=int(workers))
+    )
     config = RunConfig(name="my-run", verbose=1, callbacks=[InterruptAfterCommit()])
     DataParallelTrainer(train, scaling_config=scaling, run_config=config).fit()
 

@@ -71,7 +71,7 @@ def main() -> bool:
         run_config=drivetrain.RunConfig(verbose=0),
     ).fit()
     print(result.return_value)
-    return result.return_value == [True, True]
+    return bool(result.return_value == [True, True])
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from drivetrain._base.pickling import Pickler
+from drivetrain._base.processstate import ProcessState
 
 __all__ = ["dumps_to_driver", "dumps_to_worker", "explain_absent", "forget_script", "pack", "unpack"]
 
@@ -114,6 +115,7 @@ class Packed:
     """A packed train function.
 
     Attributes:
+        state: the settings of the driver's process.
         attributes: attributes of the module ``__main__``; None if the worker keeps its own module.
         body: the pickles of all parts, one after another, with a common memo.
         ends: the name and the end of each pickle. The first one contains the train function and its config.
@@ -121,6 +123,7 @@ class Packed:
         absent: definitions that are not sent, with the reason.
     """
 
+    state: ProcessState
     attributes: Mapping[str, Any] | None
     body: bytes
     ends: tuple[tuple[str, int], ...]
@@ -149,6 +152,7 @@ def pack(value: tuple[Callable[..., Any], Any], reduce: _Reduce = None) -> bytes
         pickler.dump(script[name])
         ends.append((name, data.tell()))
     packed = Packed(
+        state=ProcessState.of_this_process(dumps_to_worker),
         attributes=_attributes(script) if pickler.used_script else None,
         body=data.getvalue(),
         ends=tuple(ends),
@@ -169,11 +173,14 @@ def _attributes(script: Mapping[str, Any]) -> dict[str, Any]:
 def unpack(data: bytes) -> Any:
     """Return the train function and its config, and bind the definitions of the script in ``__main__``.
 
+    The process gets the settings of the driver's process first.
+
     Raises:
         Exception: the train function or its config cannot be unpickled in this process.
     """
     global _rest
     packed: Packed = pickle.loads(data)
+    packed.state.apply()
     if packed.attributes is not None:
         _namespace().update(packed.attributes)
     _absent.update(packed.absent)
@@ -200,6 +207,7 @@ def unpack(data: bytes) -> Any:
             for name, _ in packed.ends[packed.eager :]
         )
         _rest = functools.partial(bind, packed.ends[packed.eager :])
+    packed.state.apply_after_imports(pickle.loads)
     return value
 
 

@@ -38,6 +38,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from drivetrain._base.processstate import interpreter_options
 from drivetrain._hooks.frameworks import load_frameworks, reseed
 from drivetrain._runtimes.processes import (
     adopt_orphans,
@@ -114,7 +115,7 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
         code = f"import sys; sys.path[:] = {sys.path!r}; from drivetrain._runtimes import forkserver as f; " + (
             f"f.main({control_descriptor}, {other_modules!r}, {driver_pid})"
         )
-        os.execv(sys.executable, [sys.executable, "-c", code])
+        os.execv(sys.executable, [sys.executable, *interpreter_options(), "-c", code])
     if preload:
         load_frameworks()
     server.run()

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain._base.processstate import interpreter_options
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
@@ -64,7 +65,7 @@ class _ServerHandle:
         )
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                [sys.executable, *interpreter_options(), "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=dict(environment),
