@@ -73,6 +73,26 @@ def test_thread_that_never_ends_delays_the_end_of_the_run_only_up_to_a_limit(run
     assert "stuck" in log
 
 
+def leave_a_process(config: dict) -> float:
+    import atexit
+    import threading
+    import time
+
+    leaving.EXIT_LIMIT_S = 0.5
+    if os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    atexit.register(threading.Event().wait)
+    return time.time()
+
+
+@with_processes
+def test_process_that_outlives_its_worker_does_not_delay_the_end_of_the_run(runtime: RuntimeUnderTest) -> None:
+    """It has inherited the connection to the driver, which waits until this connection is closed."""
+    returned = runtime.fit(leave_a_process, {}, workers=1).return_value
+    assert time.time() - returned < 10
+
+
 def write_tensorboard(config: dict) -> None:
     skip_tensorflow()
     from torch.utils.tensorboard import SummaryWriter

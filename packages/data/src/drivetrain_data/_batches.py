@@ -153,7 +153,8 @@ def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: A
         if array.dtype.kind not in "biuf":
             shapes = " whose rows have different shapes" if hasattr(next(iter(array), None), "shape") else ""
             raise ConfigurationError(
-                f"iter_torch_batches(): expected numeric columns, got column {name!r} of type {array.dtype}{shapes}. "
+                f"[DT-745] iter_torch_batches(): expected numeric columns, got column {name!r} of type "
+                f"{array.dtype}{shapes}. "
                 "Convert it to tensors in a collate_fn, or drop it from the dataset"
             )
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
@@ -181,7 +182,8 @@ def to_tf_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any) -> dic
             tensors[name] = tf.cast(array, dtype) if dtype is not None else tf.convert_to_tensor(array)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"column {name!r}: expected rows that TensorFlow can convert to a tensor, got an error: {error}. Drop "
+                f"[DT-745] column {name!r}: expected rows that TensorFlow can convert to a tensor, got an error: "
+                f"{error}. Drop "
                 "the column from the dataset, or use iter_batches() and convert it yourself"
             ) from error
     return tensors

@@ -68,7 +68,7 @@ class Position:
             )
         except (KeyError, TypeError, ValueError):
             raise ConfigurationError(
-                f"load_state_dict(): expected the return value of state_dict(), got {state!r}"
+                f"[DT-746] load_state_dict(): expected the return value of state_dict(), got {state!r}"
             ) from None
 
     def unread(self) -> list[Interval]:

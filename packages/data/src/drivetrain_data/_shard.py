@@ -127,7 +127,7 @@ class TableShard:
         """
         if batch_format not in _FORMATS:
             raise ConfigurationError(
-                f"iter_batches(batch_format=...): expected one of {', '.join(map(repr, _FORMATS))}, got "
+                f"[DT-748] iter_batches(batch_format=...): expected one of {', '.join(map(repr, _FORMATS))}, got "
                 f"{batch_format!r}"
             )
         plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
@@ -245,7 +245,8 @@ class TableShard:
         selected = [name for given in (feature_columns, label_columns) for name in _names(given)]
         if missing := [name for name in selected if name not in columns]:
             raise ConfigurationError(
-                f"to_tf(): expected columns of dataset {self.name!r} ({', '.join(columns)}), got {missing[0]!r}"
+                f"[DT-748] to_tf(): expected columns of dataset {self.name!r} ({', '.join(columns)}), got "
+                f"{missing[0]!r}"
             )
         batches = self.iter_batches(
             batch_size=batch_size,
@@ -259,7 +260,8 @@ class TableShard:
             for name in selected if dtypes is None else ():
                 if getattr(batch[name].dtype, "kind", "") == "f" and specs[name].dtype.is_integer:
                     raise ConfigurationError(
-                        f"to_tf(): expected integers in column {name!r} of dataset {self.name!r}, as in its first "
+                        f"[DT-745] to_tf(): expected integers in column {name!r} of dataset {self.name!r}, as in its "
+                        "first "
                         "row, got a missing value. Fill missing values, or set dtypes={...} with a floating type for "
                         "the column"
                     )
@@ -272,7 +274,8 @@ class TableShard:
         table = next((table for table in self.reader.tables() if table.num_rows), None)
         if table is None:
             raise ConfigurationError(
-                f"to_tf(): expected at least one row in dataset {self.name!r} to determine types and shapes, got none"
+                f"[DT-741] to_tf(): expected at least one row in dataset {self.name!r} to determine types and shapes, "
+                "got none"
             )
         row = to_tf_tensors(Columns.of(table.slice(0, 1).select(selected)).arrays(), dtypes)
         rows = batch_size if drop_last else None
@@ -300,7 +303,8 @@ class TableShard:
         plan = position.plan
         if plan is not None and plan.buffer_rows is not None and plan.seed is None:
             raise ConfigurationError(
-                f"state_dict() of dataset {self.name!r}: expected a reproducible order, got local_shuffle_buffer_size "
+                f"[DT-746] state_dict() of dataset {self.name!r}: expected a reproducible order, got "
+                "local_shuffle_buffer_size "
                 "without a seed. Add local_shuffle_seed=..., with a different value for each epoch"
             )
         self._state.last_saved = state = position.as_dict()
@@ -323,13 +327,15 @@ class TableShard:
         position = Position.from_dict(state)
         if position.total != self.total:
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected the state of a dataset with {self.total} rows, got the state of a "
+                f"[DT-746] dataset {self.name!r}: expected the state of a dataset with {self.total} rows, got the "
+                "state of a "
                 f"dataset with {position.total} rows"
             )
         has_same_split = position.world_size == self.world_size and position.remaining_rows is None
         if not has_same_split and (self.remainder is None or self.remainder.position != position):
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected the state of an epoch that was split once, among {self.world_size} "
+                f"[DT-746] dataset {self.name!r}: expected the state of an epoch that was split once, among "
+                f"{self.world_size} "
                 f"workers, got one that was split {'again, ' if position.remaining_rows else ''}among "
                 f"{position.world_size} workers. "
                 "The unread rows can only be split again if rank 0 reported the state with the checkpoint that the run "
@@ -378,12 +384,12 @@ class TableShard:
     def _plan(self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool) -> BatchPlan:
         for name, value in (("batch_size", batch_size), ("local_shuffle_buffer_size", buffer_rows)):
             if value is not None and (type(value) is not int or value < 1):
-                raise ConfigurationError(f"{name}: expected an integer >= 1, or None, got {value!r}")
+                raise ConfigurationError(f"[DT-748] {name}: expected an integer >= 1, or None, got {value!r}")
         if self.rows is not None:
             minimum = batch_size if drop_last and batch_size is not None else 1
             if self.smallest_shard < minimum <= max(self.largest_shard, minimum if drop_last else 0):
                 raise ConfigurationError(
-                    f"dataset {self.name!r}: expected at least {minimum} rows per shard for a batch"
+                    f"[DT-748] dataset {self.name!r}: expected at least {minimum} rows per shard for a batch"
                     f"{' (drop_last=True)' if drop_last else ''}, got a shard with {self.smallest_shard}. "
                     "Use a smaller batch_size, fewer workers, or DataConfig(datasets_to_split=[...]) without this "
                     "dataset"
@@ -402,7 +408,7 @@ class TableShard:
             only_slices: True if creating a batch only slices arrays, provided that all columns are numeric.
         """
         if type(prefetch_batches) is not int or prefetch_batches < 0:
-            raise ConfigurationError(f"prefetch_batches: expected an integer >= 0, got {prefetch_batches!r}")
+            raise ConfigurationError(f"[DT-748] prefetch_batches: expected an integer >= 0, got {prefetch_batches!r}")
         only_slices = (
             only_slices
             and self.rows is not None
@@ -441,7 +447,7 @@ class TableShard:
         if resumed.batches and resumed.plan != plan:
             self._state.resume_from, self._state.epoch = resumed, epoch
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected the same batch options as in the epoch that is resumed, "
+                f"[DT-746] dataset {self.name!r}: expected the same batch options as in the epoch that is resumed, "
                 f"{resumed.plan}, got {plan}"
             )
         shard = self if resumed.remaining_rows is None or self.remainder is None else self.remainder.shard

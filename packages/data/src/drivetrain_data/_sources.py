@@ -307,7 +307,7 @@ class Rows(Source):
 
         if column not in self.schema().names:
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected a column {column!r} by which to keep rows together, "
+                f"[DT-747] dataset {self.name!r}: expected a column {column!r} by which to keep rows together, "
                 f"got {', '.join(map(repr, self.schema().names))}"
             )
         tables = self.make_reader([(0, self.count)]).tables([column])
@@ -315,7 +315,8 @@ class Rows(Source):
         changes = np.flatnonzero(values[1:] != values[:-1]) + 1
         if len(changes) + 1 != len(np.unique(values)):
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected rows with the same {column!r} next to each other, got some apart. "
+                f"[DT-747] dataset {self.name!r}: expected rows with the same {column!r} next to each other, got some "
+                "apart. "
                 f"Sort the dataset by {column!r}"
             )
         return replace(self, boundaries=np.concatenate([[0], changes, [self.count]]))
@@ -346,7 +347,8 @@ class Stream(Source):
     def keeping_together(self, column: str) -> Source:
         """Raise an error: a stream cannot keep rows together. See :class:`Source`."""
         raise ConfigurationError(
-            f"dataset {self.name!r}: expected a dataset of known length to keep rows together by {column!r}, got an "
+            f"[DT-747] dataset {self.name!r}: expected a dataset of known length to keep rows together by {column!r}, "
+            "got an "
             "IterableDataset. Use a datasets.Dataset"
         )
 

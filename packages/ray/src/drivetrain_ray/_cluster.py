@@ -267,7 +267,8 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
         bundles.append(trainer)
     if not bundle:
         raise ConfigurationError(
-            "ScalingConfig(resources_per_worker=...): expected an amount above 0 of at least one resource for each "
+            "[DT-101] ScalingConfig(resources_per_worker=...): expected an amount above 0 of at least one resource for "
+            "each "
             "worker on Ray, got none"
         )
     request = bundles, spec.avoided

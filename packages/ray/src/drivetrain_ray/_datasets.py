@@ -81,7 +81,8 @@ class RayDatasets(DatasetProvider):
         total, taken = cluster.get("CPU", 0.0), request.resources.get("CPU", 0.0)
         if total - taken < 1 and not isinstance(dataset, MaterializedDataset):
             raise ResourceError(
-                f"dataset {request.name!r}: expected at least one CPU for Ray Data in addition to the CPUs of the run, "
+                f"[DT-749] dataset {request.name!r}: expected at least one CPU for Ray Data in addition to the CPUs of "
+                "the run, "
                 f"got {total:g} CPUs in the cluster, of which the run takes {taken:g}. Use fewer workers, or "
                 "ScalingConfig(resources_per_worker={'CPU': ...}) with fewer CPUs each"
             )

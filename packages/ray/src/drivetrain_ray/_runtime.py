@@ -76,7 +76,7 @@ class RayRuntime(Runtime):
             importlib.import_module("ray")
         except ModuleNotFoundError:
             raise PluginNotFoundError(
-                'the "ray" runtime requires Ray, which is not installed. Run: pip install "drivetrain[ray]"'
+                '[DT-601] the "ray" runtime requires Ray, which is not installed. Run: pip install "drivetrain[ray]"'
             ) from None
         if self._reservation is not None:
             self._reservation.require(scaling.max_workers, scaling)

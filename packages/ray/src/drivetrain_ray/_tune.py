@@ -137,14 +137,14 @@ def make_trainable(
         from ray import tune
     except ImportError as error:
         raise PluginNotFoundError(
-            f"as_trainable() requires Ray Tune, which is not installed ({error}). "
+            f"[DT-601] as_trainable() requires Ray Tune, which is not installed ({error}). "
             'Run: pip install "drivetrain[ray-tune]"'
         ) from None
     try:
         pickled = dumps(trainer, reduce_reference)
     except Exception as error:  # a user's object may raise any exception
         raise SerializationError(
-            f"as_trainable(): expected a trainer that can be pickled, got an error for "
+            f"[DT-201] as_trainable(): expected a trainer that can be pickled, got an error for "
             f"{_find_unpicklable(trainer.given)} ({type(error).__name__}: {error}). Pass a dataset as a function that "
             "returns it, and create other objects in the train function"
         ) from error
@@ -370,7 +370,8 @@ def _require_room(bundles: list[dict[str, float]], reads_with_ray: bool) -> None
         )
     if reads_with_ray and total.get("CPU", 0.0) - required["CPU"] < 1:
         raise ResourceError(
-            f"trial of Ray Tune: expected at least one free CPU for Ray Data to read the dataset, got a trial that "
+            "[DT-749] trial of Ray Tune: expected at least one free CPU for Ray Data to read the dataset, got a trial "
+            "that "
             f"takes {required['CPU']:g} of the cluster's {total.get('CPU', 0.0):g} CPUs. Use fewer workers. {hint}"
         )
 

@@ -76,13 +76,15 @@ def worker_main(
     stacks, write_end = os.pipe()
     dump_stacks_on_signal(write_end)
     connection = connect_to_driver(address, index, node_id=node_id, ip=ip, details=details, stacks=stacks)
+    # Otherwise, the driver would not notice the exit of this process while a process that it has forked is running.
+    os.register_at_fork(after_in_child=connection.close)
     os.environ.update(environment)
     _preload(preload)
     handlers = ExitHandlers()
     with connection:  # the driver waits until it is closed
         serve(Channel(connection))
         finish_process(handlers)
-        with contextlib.suppress(OSError):  # a forked child may have the connection open too
+        with contextlib.suppress(OSError):  # native code may have forked a process, which has the connection open too
             connection.shutdown(socket.SHUT_RDWR)
 
 
