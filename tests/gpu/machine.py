@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 PACKAGES = (
-    *("torch", "triton", "numpy", "pandas", "pyarrow", "scikit-learn", "cloudpickle", "fsspec", "tblib"),
+    *("torch", "triton", "numpy", "pandas", "pyarrow", "scikit-learn", "cloudpickle", "fsspec"),
     *("lightning", "pytorch-lightning", "transformers", "accelerate", "deepspeed", "xgboost", "xgboost-cpu", "ray"),
 )
 

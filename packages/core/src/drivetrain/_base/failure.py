@@ -5,21 +5,22 @@ A worker's exception is pickled with its traceback, so that the driver can show 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import pickle
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import cast
 
-from tblib import Traceback
-
 from drivetrain._base.limits import explain_limit
 from drivetrain._base.redact import redact
 from drivetrain._base.script import dumps_to_driver
+from drivetrain._base.tracebacks import FrameRecord, as_traceback, records_of
 from drivetrain.errors import CheckpointError, FailureKind, RemoteError, StorageError
 
 __all__ = [
@@ -38,7 +39,7 @@ __all__ = [
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_CHAINED = 20
-_MAX_FRAMES = 100  # tblib and pickle handle the frames of a traceback recursively
+_MAX_FRAMES = 100
 _MAX_LINE = 2_000
 _MAX_TEXT = 200_000
 
@@ -99,20 +100,40 @@ def capture_failure(error: BaseException) -> bytes:
         return _capture_chain(error)
     except BaseException:  # the exception's own methods may raise anything
         title = f"{type_name(error)} (the exception could not be described)"
-        return pickle.dumps((title, "", [(pickle.dumps(RemoteError(title)), "", None)]))
+        return pickle.dumps((title, "", [_Link(pickle.dumps(RemoteError(title)), "", [], [])]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """An exception of a chain.
+
+    Attributes:
+        pickled: the exception without its traceback.
+        relation: see :func:`_relation`.
+        frames: the frames of its traceback.
+        members: the chains of the exceptions of an exception group.
+    """
+
+    pickled: bytes
+    relation: str
+    frames: list[FrameRecord]
+    members: list[list[_Link]]
 
 
 def _capture_chain(error: BaseException) -> bytes:
-    links: list[tuple[bytes, str, dict[str, object] | None]] = []
+    return pickle.dumps((_title(error), format_exception(error), _links_of(error, set())))
+
+
+def _links_of(error: BaseException, seen: set[int]) -> list[_Link]:
+    links: list[_Link] = []
     link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen and len(links) < _MAX_CHAINED:
+    while link is not None and id(link) not in seen and len(seen) < _MAX_CHAINED:
         seen.add(id(link))
-        frames = _user_frames(link.__traceback__)
         relation = _relation(link)
-        links.append((_pickle_exception(link), relation, Traceback(frames).as_dict() if frames else None))
+        members = [_links_of(member, seen) for member in _members_of(link)]
+        links.append(_Link(_pickle_exception(link), relation, records_of(_user_frames(link.__traceback__)), members))
         link = {"cause": link.__cause__, "context": link.__context__}.get(relation)
-    return pickle.dumps((_title(error), format_exception(error), links))
+    return links
 
 
 def rebuild_exception(data: bytes | BaseException) -> BaseException:
@@ -126,20 +147,31 @@ def rebuild_exception(data: bytes | BaseException) -> BaseException:
     if isinstance(data, BaseException):
         return data
     title, text, links = pickle.loads(data)
-    next_in_chain: BaseException | None = None
-    for pickled, relation, frames in reversed(links):
-        try:
-            error = cast("BaseException", pickle.loads(pickled))
-        except Exception:  # its class cannot be imported here, or its __init__ does not accept its args
-            error = RemoteError(f"{title}\n\n{text}")
-        error.__traceback__ = Traceback.from_dict(frames).as_traceback() if frames else None
-        if relation == "cause":
+    errors = [_unpickled(link.pickled, f"{title}\n\n{text}") for link in links]
+    _connect(errors, links)
+    return errors[0]
+
+
+def _unpickled(data: bytes, description: str) -> BaseException:
+    try:
+        return cast("BaseException", pickle.loads(data))
+    except Exception:  # its class cannot be imported here, or its __init__ does not accept its args
+        return RemoteError(description)
+
+
+def _connect(errors: Sequence[BaseException], links: Sequence[_Link]) -> None:
+    """Give the exceptions of a chain, and those of exception groups, their tracebacks and relations."""
+    for number, (error, link) in enumerate(zip(errors, links, strict=True)):
+        error.__traceback__ = as_traceback(link.frames)
+        next_in_chain = errors[number + 1] if number + 1 < len(errors) else None
+        if link.relation == "cause":
             error.__cause__ = next_in_chain
-        elif relation == "context":
+        elif link.relation == "context":
             error.__context__ = next_in_chain
-        next_in_chain = error
-    assert next_in_chain is not None
-    return next_in_chain
+        for member, chain in zip(_members_of(error), link.members, strict=False):
+            if chain:
+                rest = [_unpickled(each.pickled, type_name(member)) for each in chain[1:]]
+                _connect([member, *rest], chain)
 
 
 def set_rank(error: BaseException, rank: int) -> None:
@@ -271,6 +303,12 @@ def _relation(error: BaseException) -> str:
     if error.__cause__ is not None:
         return "cause"
     return "context" if error.__context__ is not None and not error.__suppress_context__ else ""
+
+
+def _members_of(error: BaseException) -> Sequence[BaseException]:
+    """Return the exceptions of an exception group, which exists since Python 3.11."""
+    is_group = isinstance(error, getattr(builtins, "BaseExceptionGroup", ()))
+    return getattr(error, "exceptions", ()) if is_group else ()
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
