@@ -183,7 +183,8 @@ class TorchXLABackend(TorchBackend):
             if error.name != "torch_xla":
                 raise
             raise PluginError(
-                "TorchXLAConfig requires torch_xla on every worker, which is not installed. Run: pip install torch_xla"
+                "[DT-602] TorchXLAConfig requires torch_xla on every worker, which is not installed. Run: pip install "
+                "torch_xla"
             ) from error
 
 

@@ -47,14 +47,18 @@ class TorchConfig(BackendConfig):
         backend: object = self.backend
         if backend is not None and not (isinstance(backend, str) and _BACKEND.fullmatch(backend)):
             raise ConfigurationError(
-                f'{owner}(backend=...): expected a name such as "gloo" or "cpu:gloo,cuda:nccl", or None to choose by '
-                f"device, got {backend!r}"
+                f'[DT-101] {owner}(backend=...): expected a name such as "gloo" or "cpu:gloo,cuda:nccl", or None to '
+                f"choose by device, got {backend!r}"
             )
         if self.init_method not in ("env", "tcp"):
-            raise ConfigurationError(f"{owner}(init_method=...): expected 'env' or 'tcp', got {self.init_method!r}")
+            raise ConfigurationError(
+                f"[DT-101] {owner}(init_method=...): expected 'env' or 'tcp', got {self.init_method!r}"
+            )
         seconds: object = self.timeout_s
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise ConfigurationError(f"{owner}(timeout_s=...): expected a positive number of seconds, got {seconds!r}")
+            raise ConfigurationError(
+                f"[DT-101] {owner}(timeout_s=...): expected a positive number of seconds, got {seconds!r}"
+            )
 
     def create(self) -> Backend:
         """Create the backend with these settings."""

@@ -107,7 +107,10 @@ def _refuse_optimizers_of_replaced_parameters(
 def _make_strategy(given: str | ParallelStrategy | None, options: Mapping[str, Any]) -> ParallelStrategy | None:
     if given is None or isinstance(given, ParallelStrategy):
         return given
-    problem = "prepare_model(parallel_strategy=...): expected the name of a strategy, a ParallelStrategy or None, got"
+    problem = (
+        "[DT-724] prepare_model(parallel_strategy=...): expected the name of a strategy, a ParallelStrategy or None, "
+        "got"
+    )
     if not isinstance(given, str):
         raise ConfigurationError(f"{problem} {given!r}")
     try:
@@ -118,7 +121,7 @@ def _make_strategy(given: str | ParallelStrategy | None, options: Mapping[str, A
         strategy: object = kind(**options)
     except TypeError as error:
         raise ConfigurationError(
-            f"prepare_model(parallel_strategy_kwargs=...): expected arguments of the strategy {given!r}, got "
+            f"[DT-724] prepare_model(parallel_strategy_kwargs=...): expected arguments of the strategy {given!r}, got "
             f"{', '.join(options)}: {error}"
         ) from error
     if not isinstance(strategy, ParallelStrategy):
@@ -185,7 +188,9 @@ def prepare_data_loader(
 
     loader: object = data_loader
     if not isinstance(loader, DataLoader):
-        raise ConfigurationError(f"prepare_data_loader: expected a torch.utils.data.DataLoader, got {loader!r}")
+        raise ConfigurationError(
+            f"[DT-724] prepare_data_loader: expected a torch.utils.data.DataLoader, got {loader!r}"
+        )
     own, count = _position(mesh, num_replicas, rank)
     if add_dist_sampler and get_context().get_world_size() > 1:
         loader = shard(loader, rank=own, world_size=count)
@@ -199,9 +204,9 @@ def _position(mesh: DeviceMesh | None, num_replicas: int | None, rank: int | Non
     if mesh is not None:
         if num_replicas is not None or rank is not None or mesh.ndim != 1:
             raise ConfigurationError(
-                "prepare_data_loader(mesh=...): expected a mesh with one dimension, without num_replicas and rank, got "
-                f"a mesh with the dimensions {mesh.mesh_dim_names or mesh.ndim}, num_replicas={num_replicas} and "
-                f'rank={rank}. Pass the dimension along which the data is sharded, such as mesh["data"]'
+                "[DT-724] prepare_data_loader(mesh=...): expected a mesh with one dimension, without num_replicas and "
+                f"rank, got a mesh with the dimensions {mesh.mesh_dim_names or mesh.ndim}, num_replicas={num_replicas} "
+                f'and rank={rank}. Pass the dimension along which the data is sharded, such as mesh["data"]'
             )
         return mesh.get_local_rank(), mesh.size()
     context = get_context()
@@ -209,7 +214,7 @@ def _position(mesh: DeviceMesh | None, num_replicas: int | None, rank: int | Non
         return context.get_world_rank(), context.get_world_size()
     if num_replicas is None or rank is None or not 0 <= rank < num_replicas:
         raise ConfigurationError(
-            "prepare_data_loader: expected num_replicas and a rank from 0 to num_replicas - 1, got "
+            "[DT-724] prepare_data_loader: expected num_replicas and a rank from 0 to num_replicas - 1, got "
             f"num_replicas={num_replicas} and rank={rank}"
         )
     return rank, num_replicas
@@ -227,8 +232,8 @@ def prepare(value: Any) -> Any:
 
     if get_context().get_world_size() > 1 and not torch.distributed.is_initialized():
         raise ConfigurationError(
-            f"prepare(): expected a process group of all workers for a {type(value).__name__}, got none. Use a "
-            "TorchTrainer, or prepare the object with functions of the framework that connects the workers"
+            f"[DT-725] prepare(): expected a process group of all workers for a {type(value).__name__}, got none. Use "
+            "a TorchTrainer, or prepare the object with functions of the framework that connects the workers"
         )
     if isinstance(value, torch.nn.Module):
         return value if _is_parallel(value) else prepare_model(value)

@@ -129,8 +129,8 @@ def load_sharded(
     metadata = _read_metadata(where)
     if chosen and "optimizer.param_groups" not in metadata.state_dict_metadata:
         raise CheckpointError(
-            f"load_sharded: expected a checkpoint of a model and its optimizers, got one of a model alone in {where}. "
-            "Call it without optimizers"
+            "[DT-727] load_sharded: expected a checkpoint of a model and its optimizers, got one of a model alone in "
+            f"{where}. Call it without optimizers"
         )
     for optimizer in chosen:
         # get_state_dict creates the optimizer state that the checkpoint is loaded into, but only if there are no
@@ -186,7 +186,7 @@ def _read_metadata(directory: str) -> Metadata:
     """Read the index of a sharded checkpoint, and check that all files of the checkpoint are complete."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    problem = f"load_sharded: expected a checkpoint written by drivetrain_torch.save_sharded, got {directory}"
+    problem = f"[DT-726] load_sharded: expected a checkpoint written by drivetrain_torch.save_sharded, got {directory}"
     try:
         metadata = FileSystemReader(directory).read_metadata()
         ends: dict[str, int] = {}
@@ -239,8 +239,8 @@ def _require_same(expected: Mapping[str, Any], metadata: Metadata, directory: st
     if differences := [f"{side} {_join(names)}" for side, names in sides if names]:
         described, pronoun = ("model and optimizer", "them") if len(compared) == 2 else ("model", "it")
         raise CheckpointError(
-            f"load_sharded: expected a checkpoint of this {described}, got {directory} {'; '.join(differences)}. "
-            f"Create {pronoun} with the same structure as when the checkpoint was saved"
+            f"[DT-727] load_sharded: expected a checkpoint of this {described}, got {directory} "
+            f"{'; '.join(differences)}. Create {pronoun} with the same structure as when the checkpoint was saved"
         )
 
 

@@ -124,8 +124,8 @@ class FSDP2Strategy(ParallelStrategy):
             import torch
 
             raise ConfigurationError(
-                f"prepare_model(parallel_strategy='fsdp2'): expected torch 2.6 or later, got {torch.__version__}. "
-                "Upgrade torch, or use 'fsdp'"
+                "[DT-724] prepare_model(parallel_strategy='fsdp2'): expected torch 2.6 or later, got "
+                f"{torch.__version__}. Upgrade torch, or use 'fsdp'"
             ) from error
         mesh = init_device_mesh(device.type, (get_context().get_world_size(),))
         options = {"mesh": mesh, **self._options}
