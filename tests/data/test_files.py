@@ -85,6 +85,7 @@ def test_columns_of_all_files_are_read(tmp_path: Path) -> None:
         (pa.array([None, None]), pa.array(["a"]), pa.string()),
         (pa.array([1.5], pa.float32()), pa.array([0.1]), pa.float64()),
         (pa.array([[1]], pa.list_(pa.int32())), pa.array([[2**40]]), pa.list_(pa.int64())),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.array(["c"]), pa.string()),
         (pa.array([{"a": 1}]), pa.array([{"b": "x"}]), pa.struct([("a", pa.int64()), ("b", pa.string())])),
     ],
 )
@@ -102,6 +103,14 @@ def test_types_without_a_common_type_are_refused_before_the_start(tmp_path: Path
     with pytest.raises(ConfigurationError, match=r"DT-742.*'train'.*another type in .*1\.parquet.*Field x") as error:
         split(tmp_path)
     assert error.value.code == "DT-742"
+
+
+def test_integers_that_no_float_can_represent_are_refused_before_the_start(tmp_path: Path) -> None:
+    write(tmp_path / "0.parquet", {"x": [1, 2**53 + 1]})
+    assert [row["x"] for row in rows(tmp_path)] == [1, 2**53 + 1]
+    write(tmp_path / "1.parquet", {"x": [1.5]})
+    with pytest.raises(ConfigurationError, match=r"DT-742.*'train'.*column 'x'.*9007199254740993 in .*0\.parquet"):
+        split(tmp_path)
 
 
 CSV = ["x,y\n", *["1,\n"] * 400_000, "1.5,abc\n"]

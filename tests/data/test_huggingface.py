@@ -98,6 +98,8 @@ def test_values_are_those_of_the_format(kind: str | None, widths: list[int]) -> 
     assert batches[0]["grid"].shape == (2, 2, 2)
     frame = shard.to_pandas()
     np.testing.assert_array_equal(frame["image"][3], np.asarray(dataset[3]["image"]))
+    for row, expected in zip(shard.iter_rows(), dataset, strict=True):
+        np.testing.assert_array_equal(row["image"], np.asarray(expected["image"]))
     shuffled = shard.iter_batches(batch_size=3, local_shuffle_buffer_size=4, local_shuffle_seed=1)
     assert sorted(text for batch in shuffled for text in batch["text"]) == list("0123")
 

@@ -101,6 +101,7 @@ def open_files(name: str, dataset: Any) -> OpenedFiles:
     schema = _unify(
         name, [(fragment.path, schema) for fragment, (schema, _) in zip(fragments, counted, strict=True)], kind
     )
+    _check_large_integers(name, counted, schema)
     if kind == "json":  # by default, a fragment has only the columns at the start of its file
         file_format = _arrow_format(kind, schema)
         fragments = [_make_fragment(file_format, file, key_types) for file in files]
@@ -148,6 +149,8 @@ def _find(name: str, given: str, keys_in_whole_path: bool) -> Iterator[_File]:
     """
     from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
+    if not given:
+        raise FileNotFoundError("the path is empty")
     if "://" in given:
         filesystem, base = FileSystem.from_uri(given)
         paths = [base]
@@ -361,6 +364,34 @@ def _unify(name: str, schemas: Sequence[tuple[str, pa.Schema]], kind: str) -> pa
     return unified
 
 
+def _check_large_integers(
+    name: str, counted: Iterable[tuple[pa.Schema, list[tuple[Any, int]]]], schema: pa.Schema
+) -> None:
+    """Refuse integers that no float can represent, if the type of their column was widened to floats.
+
+    Raises:
+        ConfigurationError: the statistics of a Parquet file contain such an integer.
+    """
+    import pyarrow.dataset as ds
+    from pyarrow import types
+
+    floats = {column.name for column in schema if types.is_floating(column.type)}
+    for columns, parts in counted:
+        widened = [column.name for column in columns if column.name in floats and types.is_integer(column.type)]
+        for fragment, _ in parts if widened else ():
+            if not isinstance(fragment, ds.ParquetFileFragment):
+                continue
+            statistics = fragment.row_groups[0].statistics or {}
+            for column in widened:
+                largest = max(statistics.get(column, {0: 0}).values(), key=abs)
+                if abs(largest) > 2**53:
+                    raise ConfigurationError(
+                        f"[DT-742] dataset {name!r}: expected integers below 2**53 in column {column!r}, which has "
+                        f"floats in other files, got {largest} in {fragment.path}. Convert the column to one type in "
+                        "all files"
+                    )
+
+
 def _merge(unified: pa.Schema, schema: pa.Schema, kind: str) -> pa.Schema:
     """Add the columns of a schema to another one, and widen the types of columns that both have."""
     import pyarrow as pa
@@ -381,6 +412,11 @@ def _wider(first: pa.Field, second: pa.Field, kind: str) -> pa.Field:
     """Return a column whose type represents the values of two columns. Text remains text, whatever it resembles."""
     import pyarrow as pa
 
+    if pa.types.is_dictionary(first.type) != pa.types.is_dictionary(second.type):  # categories in one file only
+        first, second = (
+            column.with_type(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+            for column in (first, second)
+        )
     try:
         both = [pa.schema([column.with_nullable(True)]) for column in (first, second)]
         return pa.unify_schemas(both, promote_options="permissive").field(0)

@@ -271,7 +271,7 @@ class TableShard:
             )
             return features, labels
 
-        table = next((table for table in self.reader.tables() if table.num_rows), None)
+        table = next((table for table in self.reader.tables(batch_rows=1) if table.num_rows), None)
         if table is None:
             raise ConfigurationError(
                 f"[DT-741] to_tf(): expected at least one row in dataset {self.name!r} to determine types and shapes, "

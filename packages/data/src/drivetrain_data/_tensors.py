@@ -14,6 +14,19 @@ import pyarrow as pa
 __all__ = ["TensorType", "tensor_column", "tensors_of"]
 
 
+class TensorScalar(pa.ExtensionScalar):  # type: ignore[misc]
+    """A row of a column of arrays."""
+
+    def as_py(self, **options: Any) -> np.ndarray[Any, Any] | None:
+        """Return the array; None for a missing value."""
+        stored = self.value.as_py(**options) if self.is_valid else None
+        if stored is None:
+            return None
+        dtype = self.type.storage_type.field("values").type.value_type.to_pandas_dtype()
+        array: np.ndarray[Any, Any] = np.array(stored["values"], dtype).reshape(stored["shape"])
+        return array
+
+
 class TensorType(pa.ExtensionType):  # type: ignore[misc]
     """The type of a column of arrays. A row stores its shape, and its values in C order.
 
@@ -27,6 +40,9 @@ class TensorType(pa.ExtensionType):  # type: ignore[misc]
 
     def __arrow_ext_serialize__(self) -> bytes:
         return b""
+
+    def __arrow_ext_scalar_class__(self) -> type[TensorScalar]:
+        return TensorScalar
 
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> TensorType:
