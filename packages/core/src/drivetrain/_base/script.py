@@ -13,8 +13,7 @@ The parts of a packed function, in the order in which a worker loads them:
 3. The definitions that need further packages. They are loaded when one of them is first looked up in ``__main__``, so
    that a worker does not import what only the driver uses.
 
-A definition of part 2 or 3 that cannot be pickled or loaded is missing in the worker, with the reason in
-:data:`ABSENT_NOTE`.
+A definition of part 2 or 3 that cannot be pickled or loaded is missing in the worker, and using it names the reason.
 
 A class or function of the script is sent with a token. An object that returns to the driver contains only the tokens,
 so the driver gets its own classes: ``except MyError`` catches the error that a worker raised.
@@ -22,6 +21,7 @@ so the driver gets its own classes: ``except MyError`` catches the error that a 
 
 from __future__ import annotations
 
+import dis
 import functools
 import io
 import logging
@@ -30,12 +30,12 @@ import re
 import sys
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.machinery import ModuleSpec
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from drivetrain._base.pickling import Pickler
@@ -46,7 +46,7 @@ __all__ = ["dumps_to_driver", "dumps_to_worker", "explain_absent", "forget_scrip
 ABSENT_NOTE = "[DT-121] workers do not have {name!r} of the script: {reason}"
 
 _MAIN = "__main__"
-_DYNAMIC = frozenset({"globals", "eval", "exec", "vars", "modules", _MAIN, "import_module", "get_type_hints"})
+_DYNAMIC = frozenset({"globals", "eval", "exec", "vars", "get_type_hints"})
 _ATTRIBUTES = ("__file__", "__package__", "__doc__")
 _MAX_ITEMS = 10_000
 _MAX_TEXT = 1_000_000
@@ -117,17 +117,17 @@ class Packed:
     Attributes:
         state: the settings of the driver's process.
         attributes: attributes of the module ``__main__``; None if the worker keeps its own module.
-        body: the pickles of all parts, one after another, with a common memo.
-        ends: the name and the end of each pickle. The first one contains the train function and its config.
-        eager: number of pickles in parts 1 and 2.
+        body: the pickle of part 1.
+        eager: the pickles of part 2 by name. Each contains the definitions before it by their tokens only.
+        lazy: the pickles of part 3 by name.
         absent: definitions that are not sent, with the reason.
     """
 
     state: ProcessState
     attributes: Mapping[str, Any] | None
     body: bytes
-    ends: tuple[tuple[str, int], ...]
-    eager: int
+    eager: Mapping[str, bytes]
+    lazy: Mapping[str, bytes]
     absent: Mapping[str, str]
 
 
@@ -142,24 +142,39 @@ def pack(value: tuple[Callable[..., Any], Any], reduce: _Reduce = None) -> bytes
     data = io.BytesIO()
     pickler = _ToWorker(data, reduce)
     pickler.dump(value)
-    ends = [("", data.tell())]
     needed = {*pickler.packages, *sys.stdlib_module_names, _MAIN}
-    eager, lazy, absent = _further_definitions(script, pickler.used.keys(), needed, reduce)
+    eager, lazy, absent = _further_definitions(script, pickler.used, needed, reduce)
     if pickler.is_dynamic:
         eager, lazy = [*eager, *lazy], []
-    pickler.allowed = {*pickler.used, *eager, *lazy}
-    for name in (*eager, *lazy):
-        pickler.dump(script[name])
-        ends.append((name, data.tell()))
+    sent = set(pickler.tokens)
+
+    def pickle_each(names: Iterable[str]) -> dict[str, bytes]:
+        pickles: dict[str, bytes] = {}
+        for name in names:
+            try:
+                pickles[name] = _pickle_definition(script[name], sent, reduce)
+            except Exception as error:  # a user's object may raise any exception
+                absent[name] = f"{type(error).__name__}: {error}"
+        return pickles
+
     packed = Packed(
         state=ProcessState.of_this_process(dumps_to_worker),
-        attributes=_attributes(script) if pickler.used_script else None,
+        attributes=_attributes(script) if pickler.tokens or eager or lazy else None,
         body=data.getvalue(),
-        ends=tuple(ends),
-        eager=1 + len(eager),
+        eager=pickle_each(eager),
+        lazy=pickle_each(lazy),
         absent=absent,
     )
     return pickle.dumps(packed)
+
+
+def _pickle_definition(value: Any, sent: set[str], reduce: _Reduce) -> bytes:
+    """Pickle a global of the script. Objects that were sent before are replaced by their tokens."""
+    data = io.BytesIO()
+    pickler = _Definition(data, reduce, sent)
+    pickler.dump(value)
+    sent |= pickler.tokens
+    return data.getvalue()
 
 
 def _attributes(script: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,31 +199,22 @@ def unpack(data: bytes) -> Any:
     if packed.attributes is not None:
         _namespace().update(packed.attributes)
     _absent.update(packed.absent)
-    file = io.BytesIO(packed.body)
-    unpickler = pickle.Unpickler(file)
-    value = unpickler.load()
-
-    def bind(entries: Iterable[tuple[str, int]]) -> None:
-        nonlocal unpickler
-        for name, end in entries:
-            try:
-                _namespace()[name] = unpickler.load()
-                _absent.pop(name, None)
-            except Exception as error:  # for example, a package is not installed on this node
-                _absent[name] = f"{type(error).__name__}: {error}"
-                file.seek(end)
-                memo, unpickler = unpickler.memo, pickle.Unpickler(file)
-                unpickler.memo = memo
-
-    bind(packed.ends[1 : packed.eager])
-    if packed.eager < len(packed.ends):
-        _absent.update(
-            (name, "it needs a package that the train function does not import")
-            for name, _ in packed.ends[packed.eager :]
-        )
-        _rest = functools.partial(bind, packed.ends[packed.eager :])
+    value = pickle.loads(packed.body)
+    _bind_all(packed.eager)
+    if packed.lazy:
+        _absent.update(dict.fromkeys(packed.lazy, "it needs a package that the train function does not import"))
+        _rest = functools.partial(_bind_all, packed.lazy)
     packed.state.apply_after_imports(pickle.loads)
     return value
+
+
+def _bind_all(definitions: Mapping[str, bytes]) -> None:
+    for name, data in definitions.items():
+        try:
+            _namespace()[name] = pickle.loads(data)
+            _absent.pop(name, None)
+        except Exception as error:  # for example, a package is not installed on this node
+            _absent[name] = f"{type(error).__name__}: {error}"
 
 
 def dumps_to_worker(value: Any, reduce: _Reduce = None) -> bytes:
@@ -235,17 +241,16 @@ class _ToWorker(Pickler):
     Attributes:
         used: the globals of the script that the pickled functions refer to.
         packages: the packages that are imported when the pickles are loaded.
-        used_script: True if a class or function of the script was pickled.
+        tokens: the tokens of the pickled classes and functions of the script.
         is_dynamic: True if a pickled function of the script may look up names at run time.
-        allowed: the names of the globals that may be pickled; None for all.
     """
 
     def __init__(self, file: Any, reduce: _Reduce) -> None:
         super().__init__(file, reduce)
         self.used: dict[str, Any] = {}
         self.packages: set[str] = set()
-        self.used_script = self.is_dynamic = False
-        self.allowed: set[str] | None = None
+        self.tokens: set[str] = set()
+        self.is_dynamic = False
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, _Globals):
@@ -263,49 +268,62 @@ class _ToWorker(Pickler):
         return reduced
 
     def _with_token(self, obj: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.used_script = True
         make, arguments, state, *rest = reduced
         if isinstance(obj, FunctionType):
             self.is_dynamic = self.is_dynamic or not _DYNAMIC.isdisjoint(obj.__code__.co_names)
-            attributes, slots = state
-            used = slots["__globals__"]
-            if self.allowed is not None:
-                used = {name: value for name, value in used.items() if name in self.allowed}
-            self.used.update(used)
-            state = attributes, {**slots, "__globals__": used}
+            self.used.update(state[1]["__globals__"])
         try:
             token = _tokens.setdefault(obj, uuid.uuid4().hex)
             _objects[token] = obj
         except TypeError:  # a metaclass made the class unhashable
-            return make, arguments, state, *rest
+            return reduced
+        self.tokens.add(token)
         return _bind, (token, make, *arguments), state, *rest
+
+
+class _Definition(_ToWorker):
+    """Pickles a global of the script without the globals to which it refers, which are sent separately."""
+
+    def __init__(self, file: Any, reduce: _Reduce, sent: set[str]) -> None:
+        super().__init__(file, reduce)
+        self._sent = sent
+
+    def _with_token(self, obj: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+        if _token_of(obj) in self._sent:
+            return _known, (_token_of(obj),)
+        if isinstance(obj, FunctionType):
+            make, arguments, (attributes, slots), *rest = reduced
+            reduced = make, arguments, (attributes, {**slots, "__globals__": {}}), *rest
+        return super()._with_token(obj, reduced)
 
 
 class _Inspector(_ToWorker):
     """Finds the needs of one definition of a script. Other definitions are only named.
 
     Attributes:
-        definitions: the names of the other definitions, by the id of the object.
+        definitions: the names of the definitions, by the id of the object.
+        inspected: the definition.
         parts: the names of the definitions that have to be loaded first, such as base classes.
+        names: the globals to which the functions refer.
     """
 
-    def __init__(self, definitions: Mapping[int, str], reduce: _Reduce) -> None:
+    def __init__(self, definitions: Mapping[int, str], inspected: Any, reduce: _Reduce) -> None:
         super().__init__(io.BytesIO(), reduce)
         self.definitions = definitions
+        self.inspected = inspected
         self.parts: set[str] = set()
         self.names: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        if (name := self.definitions.get(id(obj))) is not None:
+        if obj is not self.inspected and (name := self.definitions.get(id(obj))) is not None:
             self.parts.add(name)
             return str, (name,)
+        if isinstance(obj, FunctionType) and _is_of_script(obj):  # pickling it in full would take ten times as long
+            self.names.update(_global_names(obj.__code__))
+            return str, (), (obj.__defaults__, obj.__kwdefaults__, obj.__annotations__, obj.__closure__, vars(obj))
         return super().reducer_override(obj)
 
     def _with_token(self, obj: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-        if isinstance(obj, FunctionType):
-            make, arguments, (attributes, slots), *rest = reduced
-            self.names.update(slots["__globals__"])
-            return make, arguments, (attributes, {**slots, "__globals__": {}}), *rest
         return reduced
 
 
@@ -313,13 +331,8 @@ class _ToDriver(Pickler):
     """Pickles classes and functions that came from the driver by their token."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (type, FunctionType)) and _is_of_script(obj):
-            try:
-                token = _tokens.get(obj)
-            except TypeError:  # a metaclass made the class unhashable
-                token = None
-            if token is not None:
-                return _known, (token,)
+        if isinstance(obj, (type, FunctionType)) and _is_of_script(obj) and (token := _token_of(obj)) is not None:
+            return _known, (token,)
         return super().reducer_override(obj)
 
 
@@ -333,7 +346,17 @@ def _bind(token: str, make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _known(token: str) -> Any:
-    return _objects[token]
+    obj = _objects.get(token)
+    if obj is None:
+        raise LookupError("a class or function of the script to which it refers is missing in this process")
+    return obj
+
+
+def _token_of(obj: Any) -> str | None:
+    try:
+        return _tokens.get(obj)
+    except TypeError:  # a metaclass made the class unhashable
+        return None
 
 
 def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
@@ -389,12 +412,22 @@ def _reaching(targets: Iterable[str], edges: Mapping[str, set[str]]) -> set[str]
 def _inspect(value: Any, definitions: Mapping[int, str], reduce: _Reduce) -> _Needs:
     if not _is_definition(value) and not isinstance(value, _BY_NAME) and not _is_plain(value):
         return _Needs(problem=_NOT_USED)
-    inspector = _Inspector({key: name for key, name in definitions.items() if key != id(value)}, reduce)
+    inspector = _Inspector(definitions, value, reduce)
     try:
         inspector.dump(value)
     except Exception as error:  # a user's object may raise any exception
         return _Needs(problem=f"{type(error).__name__}: {error}")
     return _Needs(inspector.packages, inspector.parts, inspector.names)
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """Yield the globals to which a function and the functions in it refer."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.endswith("_GLOBAL"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
 
 
 def _script_of(function: Any) -> Mapping[str, Any]:
