@@ -59,6 +59,34 @@ if __name__ == "__main__":
         raise ValueError("too many")
 """
 
+DRIVER = """
+import sys
+import drivetrain
+
+trainer = drivetrain.DataParallelTrainer(
+    lambda: drivetrain.report({"size": drivetrain.get_context().get_world_size()}),
+    scaling_config=drivetrain.ScalingConfig(num_workers=2),
+    run_config=drivetrain.RunConfig(verbose=0),
+)
+print(trainer.fit().metrics["size"], __name__, sys.argv)
+sys.exit(3)
+"""
+VARIABLES = """
+import os
+
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+found = {name: os.environ[name] for name in names}
+assert found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"] == "2"
+
+import socket
+import drivetrain
+
+address = found["MASTER_ADDR"], int(found["MASTER_PORT"])
+if found["RANK"] == "0":
+    socket.create_server(address).close()
+drivetrain.report({"ranks": int(found["RANK"])}, reduce={"ranks": "sum"})
+"""
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
@@ -135,7 +163,7 @@ def test_script_runs_as_main_on_every_worker_with_its_own_arguments(place: Path)
     assert [[(one["epoch"], one["rank"]) for one in rank] for rank in reports] == [
         [(epoch, rank) for epoch in range(3)] for rank in range(2)
     ]
-    status, _, error = run(place, "script.py", "--name", "t", "--", "--epochs", "6")
+    status, _, error = run(place, "script.py", "--num-workers", "1", "--name", "t", "--", "--epochs", "6")
     assert status == BAD
     assert 'raise ValueError("too many")' in error
     status, _, _ = run(place, "script.py", "--num-workers", "0", "-q", "--", "--epochs", "1")
@@ -153,6 +181,33 @@ def test_script_joins_the_process_group_of_the_backend(place: Path) -> None:
     status, text, error = run(place, "group.py", "--num-workers", "2", "--backend", "torch", "--json")
     assert status == OK, error
     assert json.loads(text)["metrics"]["total"] == 2.0
+
+
+def test_script_without_options_about_workers_runs_once_as_the_driver(place: Path) -> None:
+    (place / "driver.py").write_text(DRIVER)
+    status, text, error = run(place, "driver.py", "--", "--more", "x")
+    assert status == 3, error
+    assert text.splitlines() == ["2 __main__ ['driver.py', '--more', 'x']"]
+
+    status, _, error = run(place, "script.py", "--", "--epochs", "1")
+    assert status == BAD
+    assert "report(): expected a call inside a train function" in error
+    assert "drivetrain run SCRIPT --num-workers N" in error
+
+
+def test_fit_in_a_script_of_workers_is_refused(place: Path) -> None:
+    (place / "driver.py").write_text(DRIVER)
+    status, _, error = run(place, "driver.py", "--num-workers", "2", "-q")
+    assert status == BAD
+    assert "[DT-131] fit()" in error
+    assert "drivetrain run driver.py" in error
+
+
+def test_script_has_the_variables_of_torchrun_before_its_first_line(place: Path) -> None:
+    (place / "variables.py").write_text(VARIABLES)
+    status, text, error = run(place, "variables.py", "--num-workers", "2", "--json")
+    assert status == OK, error
+    assert json.loads(text)["metrics"]["ranks"] == 1
 
 
 @pytest.fixture
@@ -175,9 +230,11 @@ def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["nothing.py"], "got the missing file nothing.py"),
         (["nothing:train"], "got 'nothing'"),
         (["script.py", "--config", "a=1"], "Pass its arguments after --"),
-        (["functions.py:train", "--", "--epochs", "3"], "Use --config KEY=VALUE"),
+        (["script.py", "--name", "a"], "--name: expected a script that runs on workers"),
+        (["script.py", "--json"], "--json: expected a script that runs on workers"),
+        (["functions.py:train", "--", "--epochs", "3"], "Use --config NAME=VALUE"),
         (["functions.py:train", "--num-workers", "many"], "expected a number or MIN:MAX"),
-        (["functions.py:train", "--config", "lr"], "expected KEY=VALUE or a JSON file"),
+        (["functions.py:train", "--config", "lr"], "expected NAME=VALUE or a JSON file"),
         (["functions.py:train", "--backend", "torhc"], "no backend 'torhc' is installed"),
     ],
 )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from drivetrain.plugin import Framework, is_instance_of
+import os
+from collections.abc import Mapping
+
+from drivetrain import TrainContext
+from drivetrain.plugin import Framework, is_instance_of, visible_gpus
 
 __all__ = ["AccelerateFramework", "TransformersFramework"]
 
@@ -24,6 +28,10 @@ class AccelerateFramework(Framework):
     def belongs_to_process(self, value: object) -> bool:
         """Return True for an ``Accelerator`` and its state, and for the loaders and optimizers that it has prepared."""
         return any(is_instance_of(value, module, name) for module, name in _OF_ACCELERATE)
+
+    def launcher_variables(self, context: TrainContext) -> Mapping[str, str]:
+        """On a machine without GPUs, return the variable without which each process would train alone."""
+        return {} if visible_gpus() else {"ACCELERATE_USE_CPU": os.environ.get("ACCELERATE_USE_CPU", "true")}
 
 
 class TransformersFramework(Framework):

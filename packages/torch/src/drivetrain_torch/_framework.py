@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
+
+from drivetrain import TrainContext
 from drivetrain.plugin import Framework, is_instance_of
 
 __all__ = ["TorchFramework"]
@@ -30,3 +35,17 @@ class TorchFramework(Framework):
     def belongs_to_process(self, value: object) -> bool:
         """Return True for process groups, and for models and samplers that were created for one."""
         return any(is_instance_of(value, module, name) for module, name in _OF_PROCESS)
+
+    def launcher_variables(self, context: TrainContext) -> Mapping[str, str]:
+        """Return the variables by which scripts and libraries recognize ``torchrun``."""
+        is_on_one_node = context.get_local_world_size() == context.get_world_size()
+        variables = {
+            "TORCHELASTIC_RUN_ID": context.run_id,
+            "TORCHELASTIC_RESTART_COUNT": str(context.attempt),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(context.get_world_rank()),
+            "ROLE_WORLD_SIZE": str(context.get_world_size()),
+        }
+        if sys.platform == "linux" and is_on_one_node:
+            variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        return variables

@@ -6,31 +6,39 @@ import argparse
 import importlib
 import importlib.util
 import json
-import linecache
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
 from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, find_run, write
 from drivetrain._hooks.plugins import load_plugin
+from drivetrain._worker.script import Script, ScriptBackend
 from drivetrain.errors import ConfigurationError, TrainingFailedError
 
 if TYPE_CHECKING:
     from drivetrain._driver.result import Result
 
-__all__ = ["Script", "add_resume", "add_run", "load_target"]
+__all__ = ["add_resume", "add_run", "load_target"]
 
 _MODULE_OF_FILE = "__drivetrain_file__"
+_ABOUT_WORKERS = ("num_workers", "runtime", "use_gpu", "backend", "trainer")
+"""The options with which a script runs on workers. Without one of them, it runs once, as the driver."""
+_ONLY_FOR_WORKERS = (
+    *("resources", "config", "name", "storage_path", "resume", "max_failures", "hang_timeout", "num_to_keep"),
+    *("output_of", "report", "quiet", "json"),
+)
+
 _EXAMPLES = """\
   drivetrain run train.py:train_func --num-workers 4 --backend torch --config lr=0.01 --config epochs=3
   drivetrain run my_package.training:train_func --runtime ray --use-gpu --num-workers 2:8 --max-failures 3
-  drivetrain run train.py --num-workers 2 --backend torch -- --epochs 3     run the script on every worker
+  drivetrain run train.py --num-workers 2 -- --epochs 3     run the script on every worker, as under torchrun
+  drivetrain run train.py -- --epochs 3     run the script once; it calls fit() itself
 """
 
 
@@ -40,13 +48,13 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "target",
         help="a train function as script.py:function or module:function; or script.py, which every worker runs as "
-        '"__main__"',
+        "under torchrun, or which runs once, as the driver, if there is no option about workers",
     )
     parser.usage = "drivetrain run TARGET [OPTION ...] [-- ARGUMENT ...]"  # main() removes the arguments after --
     parser.set_defaults(script_arguments=[])
     scaling = parser.add_argument_group("workers")
     scaling.add_argument(
-        "--num-workers", default="1", metavar="N", help="the number of workers; MIN:MAX for an elastic run (default: 1)"
+        "--num-workers", metavar="N", help="the number of workers; MIN:MAX for an elastic run (default: 1)"
     )
     scaling.add_argument("--runtime", help="local, ray, inprocess, or another installed runtime")
     scaling.add_argument("--use-gpu", action="store_true", help="assign a GPU to each worker")
@@ -64,7 +72,7 @@ def add_run(commands: Commands) -> None:
         "--config",
         action="append",
         default=[],
-        metavar="KEY=VALUE",
+        metavar="NAME=VALUE",
         help="config of the train function; values are JSON or text; or a JSON file; repeatable",
     )
     run.add_argument("--name", help="the name of the run (default: from the current time)")
@@ -95,6 +103,7 @@ def add_run(commands: Commands) -> None:
         help="write an HTML report to this file when the run ends, even if it fails",
     )
     run.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
+    parser.set_defaults(defaults={name: parser.get_default(name) for name in _ONLY_FOR_WORKERS})
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -108,8 +117,12 @@ def _run(arguments: argparse.Namespace) -> int:
             f"--config: expected a train function as the target, got the script {arguments.target}. "
             "Pass its arguments after --"
         )
+    if isinstance(function, Script) and not any(getattr(arguments, name) for name in _ABOUT_WORKERS):
+        _run_as_driver(arguments)
     kind: type[DataParallelTrainer] = DataParallelTrainer
-    backend = {"backend_config": arguments.backend}
+    backend: dict[str, Any] = {"backend_config": arguments.backend}
+    if isinstance(function, Script) and arguments.backend is None:
+        backend = {"backend_config": ScriptBackend()}
     if arguments.trainer is not None:
         if arguments.backend is not None:
             raise ConfigurationError("--trainer and --backend: expected one of them, because a trainer has a backend")
@@ -119,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
         train_loop_config=config or None,
         **backend,
         scaling_config=ScalingConfig(
-            num_workers=_parse_number_of_workers(arguments.num_workers),
+            num_workers=_parse_number_of_workers(arguments.num_workers or "1"),
             runtime=arguments.runtime,
             use_gpu=arguments.use_gpu,
             resources_per_worker=_parse_resources(arguments.resources) or None,
@@ -185,36 +198,19 @@ def _emit_result(arguments: argparse.Namespace, result: Result) -> int:
     return OK if result.error is None else BAD
 
 
-class Script:
-    """A train function that runs a script on a worker in the same way as ``python script.py``.
+def _run_as_driver(arguments: argparse.Namespace) -> NoReturn:
+    """Replace this process by ``python script.py``.
 
-    The source of the script is sent to the worker, so the file need not exist on the worker's machine. The modules that
-    the script imports must exist on that machine.
-
-    Args:
-        path: the path of the script.
-        arguments: the value of ``sys.argv[1:]`` for the script.
+    Raises:
+        ConfigurationError: there are options that apply only to workers.
     """
-
-    def __init__(self, path: Path, arguments: Sequence[str]) -> None:
-        self.path = str(path.absolute())
-        self.arguments = list(arguments)
-        self.source = path.read_text(encoding="utf-8")
-        self.__qualname__ = path.name
-
-    def __call__(self) -> None:
-        """Run the script in a new module, which replaces ``__main__`` until the script ends."""
-        module = ModuleType("__main__")
-        module.__file__ = self.path
-        # Tracebacks can show the source lines even if the file does not exist.
-        linecache.cache[self.path] = (len(self.source), None, self.source.splitlines(keepends=True), self.path)
-        before = sys.modules["__main__"], sys.argv, list(sys.path)
-        sys.modules["__main__"], sys.argv = module, [self.path, *self.arguments]
-        sys.path.insert(0, os.path.dirname(self.path))
-        try:
-            exec(compile(self.source, self.path, "exec"), vars(module))
-        finally:
-            sys.modules["__main__"], sys.argv, sys.path[:] = before
+    given = [name for name, default in arguments.defaults.items() if getattr(arguments, name) != default]
+    if given:
+        raise ConfigurationError(
+            f"--{given[0].replace('_', '-')}: expected a script that runs on workers, got {arguments.target}, which "
+            "runs once, as the driver, without an option about workers. Add --num-workers N, or remove the option"
+        )
+    os.execv(sys.executable, [sys.executable, arguments.target, *arguments.script_arguments])
 
 
 def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
@@ -239,7 +235,7 @@ def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any
         raise ConfigurationError(f"run: expected script.py, script.py:function or module:function, got {target!r}")
     if arguments:
         raise ConfigurationError(
-            f"arguments after --: expected a script as the target, got the function {target}. Use --config KEY=VALUE"
+            f"arguments after --: expected a script as the target, got the function {target}. Use --config NAME=VALUE"
         )
     module = _import_file(Path(place)) if is_file else _import_module(place)
     function: Any = module
@@ -313,7 +309,7 @@ def _parse_config(given: Sequence[str]) -> dict[str, Any]:
         try:
             read = json.loads(Path(text).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"--config: expected KEY=VALUE or a JSON file, got {text!r}: {error}") from None
+            raise ConfigurationError(f"--config: expected NAME=VALUE or a JSON file, got {text!r}: {error}") from None
         if not isinstance(read, dict):
             raise ConfigurationError(
                 f"--config {text}: expected a JSON object in the file, got a {type(read).__name__}"

@@ -18,6 +18,7 @@ from drivetrain._driver.controller import Controller
 from drivetrain._driver.diagnosis import failure_in_driver
 from drivetrain._driver.launch import (
     pickle_function,
+    refuse_in_script_of_workers,
     refuse_in_spawned_script,
     refuse_objects_of_process,
     require_process_state,
@@ -106,6 +107,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
         raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, which also lists the exceptions.
     """
     refuse_in_spawned_script()
+    refuse_in_script_of_workers()
     require_process_state(job.scaling.max_workers)
     runtime = resolve_runtime(job.scaling, required=required_runtime(job.datasets))
     refuse_objects_of_process(job.function, job.config)

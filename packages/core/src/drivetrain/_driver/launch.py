@@ -18,6 +18,7 @@ from drivetrain._hooks.plugins import check_plugin, installed_plugins, is_config
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._runtimes.local import LocalRuntime
+from drivetrain._worker.script import running_script
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
     ConfigurationError,
@@ -29,6 +30,7 @@ from drivetrain.errors import (
 
 __all__ = [
     "pickle_function",
+    "refuse_in_script_of_workers",
     "refuse_in_spawned_script",
     "refuse_objects_of_process",
     "require_process_state",
@@ -52,6 +54,16 @@ def refuse_in_spawned_script() -> None:
                 'if __name__ == "__main__":, or use the start method "fork"'
             )
         frame = frame.f_back
+
+
+def refuse_in_script_of_workers() -> None:
+    """Raise an error if a script that ``drivetrain run`` runs on every worker calls ``fit()``."""
+    if (script := running_script()) is not None:
+        raise ConfigurationError(
+            f"[DT-131] fit(): expected a process that is no worker, got a worker that runs the script {script}. Run "
+            f"the script once, without options about workers: drivetrain run {os.path.basename(script)}. Its trainer "
+            "starts the workers"
+        )
 
 
 def require_shared(config: RunConfig) -> None:

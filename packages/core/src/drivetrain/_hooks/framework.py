@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from drivetrain._hooks.context import TrainContext
+
 __all__ = ["Framework"]
 
 
@@ -25,3 +31,15 @@ class Framework:
             value: an object of a class that is defined in the framework, or of a subclass.
         """
         return False
+
+    def launcher_variables(self, context: TrainContext) -> Mapping[str, str]:
+        """On each worker, return environment variables that the framework's own launcher would set for a script.
+
+        Used for ``drivetrain run script.py --num-workers N``, also if the framework is not imported yet. The variables
+        ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``NODE_RANK``, ``GROUP_RANK``, ``MASTER_ADDR``
+        and ``MASTER_PORT`` are always set.
+
+        Args:
+            context: information about the worker and the run.
+        """
+        return {}

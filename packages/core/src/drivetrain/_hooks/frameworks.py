@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from drivetrain._base.failure import one_line
+from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.framework import Framework
 from drivetrain._hooks.plugins import installed_plugins, load_plugin
 from drivetrain.errors import PluginError
 
-__all__ = ["belongs_to_process", "load_frameworks", "reseed"]
+__all__ = ["belongs_to_process", "launcher_variables", "load_frameworks", "reseed"]
 
 _known: dict[str, Framework | None] = {}
 """The frameworks whose plugins are loaded, by their root module; None for a plugin that cannot be loaded."""
@@ -21,13 +22,32 @@ _known: dict[str, Framework | None] = {}
 
 def load_frameworks() -> None:
     """Load the plugins of the frameworks that this process has imported. A plugin that cannot be loaded is ignored."""
-    for name in dict.fromkeys(plugin.name for plugin in installed_plugins("framework")):
-        if name in sys.modules and name not in _known:
-            try:
-                _known[name] = load_plugin("framework", name)()
-            except PluginError as error:
-                _known[name] = None
-                warnings.warn(str(error), stacklevel=2)
+    for name in _installed():
+        if name in sys.modules:
+            _load(name)
+
+
+def _installed() -> list[str]:
+    return list(dict.fromkeys(plugin.name for plugin in installed_plugins("framework")))
+
+
+def _load(name: str) -> Framework | None:
+    if name not in _known:
+        try:
+            _known[name] = load_plugin("framework", name)()
+        except PluginError as error:
+            _known[name] = None
+            warnings.warn(str(error), stacklevel=3)
+    return _known[name]
+
+
+def launcher_variables(context: TrainContext) -> dict[str, str]:
+    """Return the variables that the launchers of all frameworks set for a script, whether imported or not."""
+    variables: dict[str, str] = {}
+    for name in _installed():
+        if (framework := _load(name)) is not None:
+            variables.update(framework.launcher_variables(context))
+    return variables
 
 
 def belongs_to_process(value: object) -> bool:

@@ -621,6 +621,7 @@ def active_session(function: str) -> Session:
     if _active is None:
         raise SessionError(
             f"[DT-801] {function}(): expected a call inside a train function, but this process runs none. Pass the "
-            "function to a trainer and call trainer.fit()"
+            "function to a trainer and call trainer.fit(), or run the whole script on workers: drivetrain run SCRIPT "
+            "--num-workers N"
         )
     return _active
