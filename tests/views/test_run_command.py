@@ -191,7 +191,7 @@ def test_script_without_options_about_workers_runs_once_as_the_driver(place: Pat
 
     status, _, error = run(place, "script.py", "--", "--epochs", "1")
     assert status == BAD
-    assert "report(): expected a call inside a train function" in error
+    assert "[DT-801] get_context()" in error
     assert "drivetrain run SCRIPT --num-workers N" in error
 
 

@@ -52,21 +52,7 @@ def add_run(commands: Commands) -> None:
     )
     parser.usage = "drivetrain run TARGET [OPTION ...] [-- ARGUMENT ...]"  # main() removes the arguments after --
     parser.set_defaults(script_arguments=[])
-    scaling = parser.add_argument_group("workers")
-    scaling.add_argument(
-        "--num-workers", metavar="N", help="the number of workers; MIN:MAX for an elastic run (default: 1)"
-    )
-    scaling.add_argument("--runtime", help="local, ray, inprocess, or another installed runtime")
-    scaling.add_argument("--use-gpu", action="store_true", help="assign a GPU to each worker")
-    scaling.add_argument(
-        "--resources",
-        action="append",
-        default=[],
-        metavar="NAME=AMOUNT",
-        help="the resources of each worker, such as CPU=4; repeatable",
-    )
-    scaling.add_argument("--backend", help="the framework to set up, such as torch (list: drivetrain plugins)")
-    scaling.add_argument("--trainer", help="the trainer to use, such as xgboost (list: drivetrain plugins)")
+    _add_worker_options(parser)
     run = parser.add_argument_group("run")
     run.add_argument(
         "--config",
@@ -104,6 +90,24 @@ def add_run(commands: Commands) -> None:
     )
     run.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
     parser.set_defaults(defaults={name: parser.get_default(name) for name in _ONLY_FOR_WORKERS})
+
+
+def _add_worker_options(parser: argparse.ArgumentParser) -> None:
+    scaling = parser.add_argument_group("workers")
+    scaling.add_argument(
+        "--num-workers", metavar="N", help="the number of workers; MIN:MAX for an elastic run (default: 1)"
+    )
+    scaling.add_argument("--runtime", help="local, ray, inprocess, or another installed runtime")
+    scaling.add_argument("--use-gpu", action="store_true", help="assign a GPU to each worker")
+    scaling.add_argument(
+        "--resources",
+        action="append",
+        default=[],
+        metavar="NAME=AMOUNT",
+        help="the resources of each worker, such as CPU=4; repeatable",
+    )
+    scaling.add_argument("--backend", help="the framework to set up, such as torch (list: drivetrain plugins)")
+    scaling.add_argument("--trainer", help="the trainer to use, such as xgboost (list: drivetrain plugins)")
 
 
 def _run(arguments: argparse.Namespace) -> int:
