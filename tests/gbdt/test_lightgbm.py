@@ -382,3 +382,69 @@ def test_train_function_that_trains_alone_is_refused(fit: Fit) -> None:
             train_loop_config={"num_machines": 1},
             datasets={"train": ordered_rows()},
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"valid_sets": []}, "Pass the data as further datasets"),
+        ({"evals_result": {}}, r"Result\.metrics_dataframe"),
+        ({"feature_name": ["a"]}, "Rename the columns"),
+        ({"dataset_params": {"train": {"feature_name": ["a"]}}}, "'feature_name': .*Rename the columns"),
+        ({"dataset_params": {"train": {"init_score": np.zeros(2)}}}, "'init_score': .*the name of a column, got array"),
+    ],
+)
+def test_arguments_that_tables_replace_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        trainer_with({}, **options)
+
+
+@pytest.mark.parametrize("objective", ["lambdarank", "rank_xendcg"])
+def test_ranking_requires_a_group(objective: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"Pass dataset_params=\{'train': \{'group': '<column>'\}\}"):
+        trainer_with({"objective": objective})
+
+
+RANDOM: list[dict[str, Any]] = [
+    {"bagging_fraction": 0.5, "bagging_freq": 3},
+    {"pos_bagging_fraction": 0.5, "neg_bagging_fraction": 0.9, "bagging_freq": 1, "seed": 7},
+    {"colsample_bytree": 0.5, "feature_fraction_bynode": 0.5, "extra_trees": True},
+    {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1},
+]
+
+
+@pytest.mark.parametrize("params", RANDOM, ids=str)
+def test_random_parameters_give_the_same_trees_from_any_checkpoint(
+    fit: Fit, cancer: pd.DataFrame, params: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {
+        "params": {**BINARY, "num_threads": 1, "deterministic": True, "force_row_wise": True, **params},
+        "label_column": LABEL,
+        "datasets": {"train": cancer},
+        "workers": 0,
+        "frequency": 2,
+    }
+    whole = fit(LightGBMTrainer, num_boost_round=6, **options)
+    for checkpoint, metrics in whole.best_checkpoints[:-1]:
+        resumed = fit(LightGBMTrainer, num_boost_round=6, resume_from_checkpoint=checkpoint, **options)
+        assert trees(resumed) == trees(whole), metrics
+
+
+class CountsRecordedRounds:
+    def __init__(self) -> None:
+        self.order = 45  # after the callback that records
+        self.recorded: dict[str, Any] = {}
+        self.record = lightgbm.record_evaluation(self.recorded)
+
+    def __call__(self, env: Any) -> None:
+        assert len(self.recorded["train"]["binary_logloss"]) == env.iteration + 1
+
+
+def test_recorded_evaluations_contain_the_rounds_before_a_resume(fit: Fit, cancer: pd.DataFrame) -> None:
+    options: dict[str, Any] = {"params": BINARY, "label_column": LABEL, "datasets": {"train": cancer}, "workers": 0}
+    first = fit(LightGBMTrainer, num_boost_round=3, **options)
+    counts = CountsRecordedRounds()
+    options["callbacks"] = [counts.record, counts]
+    result = fit(LightGBMTrainer, num_boost_round=5, resume_from_checkpoint=first.checkpoint, **options)
+    assert result.checkpoint is not None
+    assert LightGBMTrainer.get_model(result.checkpoint).num_trees() == 5

@@ -1,6 +1,7 @@
 """Distributed XGBoost training in several processes."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -474,3 +475,122 @@ def test_training_continues_from_a_checkpoint_with_more_rounds(fit: Fit, cancer:
     more = fit(XGBoostTrainer, name="more", num_boost_round=5, resume_from_checkpoint=first.checkpoint, **options)
     assert trees(more)[:3] == trees(first)
     assert len(trees(more)) == 5
+
+
+def table_trainer(workers: int = 2, **options: Any) -> XGBoostTrainer:
+    given = {"params": {}, "label_column": LABEL, "datasets": {"train": {"x": [1.0, 2.0], LABEL: [0, 1]}}}
+    return XGBoostTrainer(scaling_config=ScalingConfig(num_workers=workers), **{**given, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evals_result": {}}, r"evals_result=\.\.\.\): expected none.*Result\.metrics_dataframe"),
+        ({"evals": []}, "Pass the data as further datasets"),
+        ({"dmatrix_params": {"train": {"group": [1, 1]}}}, "'group': .*Pass 'qid', the name of a column"),
+        ({"dmatrix_params": {"train": {"weight": [1.0, 2.0]}}}, r"'weight': .*the name of a column, got \[1.0, 2.0\]"),
+        ({"params": {"objective": "rank:pairwise"}}, r"Pass dmatrix_params=\{'train': \{'qid': '<column>'\}\}"),
+        ({"params": {"process_type": "update"}}, "expected one worker"),
+    ],
+)
+def test_arguments_that_tables_replace_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        table_trainer(**options)
+
+
+SPECIFIED_UPDATER = pytest.mark.filterwarnings("ignore:.*manually specified the `updater`")
+
+
+@SPECIFIED_UPDATER
+def test_trees_are_updated_in_one_process_as_without_drivetrain(fit: Fit, cancer: pd.DataFrame) -> None:
+    features = cancer.drop(columns=LABEL)
+    base = xgboost.train({**BINARY, "nthread": 1}, xgboost.DMatrix(features, cancer[LABEL]), 4)
+    params = {"process_type": "update", "updater": "refresh", "nthread": 1}
+    other = 1 - cancer[LABEL]
+    expected = xgboost.train(params, xgboost.DMatrix(features, other), 4, xgb_model=base)
+    options = {"params": params, "label_column": LABEL, "num_boost_round": 4, "workers": 0, "frequency": 1}
+    options["datasets"] = {"train": features.assign(**{LABEL: other})}
+    result = fit(XGBoostTrainer, xgb_model=base, **options)
+    assert trees(result) == expected.get_dump(dump_format="json")
+    assert len(result.best_checkpoints) == 1
+
+
+def test_feature_weights_and_the_parameters_of_the_first_model_act_as_without_drivetrain(
+    fit: Fit, cancer: pd.DataFrame
+) -> None:
+    frame = cancer[["mean area", "mean radius", LABEL]]
+    features, weights = frame.drop(columns=LABEL), [0.0, 1.0]
+    matrix = xgboost.QuantileDMatrix(features, frame[LABEL], feature_weights=weights)
+    base = xgboost.train({"nthread": 1, "max_depth": 2, "eta": 0.1}, matrix, 3)
+    params = {"colsample_bytree": 0.5, "nthread": 1}
+    expected = xgboost.train(params, matrix, 4, xgb_model=base)
+    result = fit(
+        XGBoostTrainer,
+        params=params,
+        label_column=LABEL,
+        num_boost_round=4,
+        datasets={"train": frame},
+        dmatrix_params={"train": {"feature_weights": weights}},
+        xgb_model=base,
+        workers=0,
+    )
+    assert trees(result) == expected.get_dump(dump_format="json")
+
+
+RANDOM: list[dict[str, Any]] = [
+    {"subsample": 0.5, "colsample_bytree": 0.5},
+    {"booster": "dart", "rate_drop": 0.4, "sample_type": "weighted"},
+    {"num_parallel_tree": 2, "subsample": 0.5, "colsample_bynode": 0.5, "seed": 7},
+]
+
+
+@SPECIFIED_UPDATER
+@pytest.mark.parametrize("params", RANDOM, ids=str)
+def test_random_parameters_give_the_same_trees_from_any_checkpoint(
+    fit: Fit, cancer: pd.DataFrame, params: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {
+        "params": {**BINARY, "nthread": 1, **params},
+        "label_column": LABEL,
+        "datasets": {"train": cancer},
+        "workers": 0,
+        "frequency": 2,
+    }
+    whole = fit(XGBoostTrainer, num_boost_round=6, **options)
+    for checkpoint, metrics in whole.best_checkpoints[:-1]:
+        resumed = fit(XGBoostTrainer, num_boost_round=6, resume_from_checkpoint=checkpoint, **options)
+        assert trees(resumed) == trees(whole), metrics
+
+
+class FailsOnce(xgboost.callback.TrainingCallback):
+    def __init__(self, marker: Path) -> None:
+        super().__init__()
+        self._marker = marker
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        if epoch == 3 and not self._marker.exists():
+            self._marker.touch()
+            raise ValueError("the first run fails")
+        return False
+
+
+def test_restored_run_does_not_count_the_rounds_of_the_first_model(
+    fit: Fit, cancer: pd.DataFrame, tmp_path: Path
+) -> None:
+    features = cancer.drop(columns=LABEL)
+    base = xgboost.train(BINARY, xgboost.DMatrix(features, cancer[LABEL]), 4)
+    with pytest.raises(TrainingFailedError):
+        fit(
+            XGBoostTrainer,
+            name="killed",
+            params=BINARY,
+            label_column=LABEL,
+            num_boost_round=6,
+            datasets={"train": cancer},
+            xgb_model=base,
+            frequency=2,
+            callbacks=[FailsOnce(tmp_path / "failed")],
+            workers=0,
+        )
+    result = XGBoostTrainer.restore(tmp_path / "killed", datasets={"train": cancer}).fit()
+    assert len(trees(result)) == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,17 @@ from drivetrain_gbdt._bins import sample_of_all_workers
 from drivetrain_gbdt._convert import has_categories, numbers, plain_numbers, sizes, to_frame
 from drivetrain_gbdt._data import TRAIN
 from drivetrain_gbdt._network import Peers, check_connected
-from drivetrain_gbdt._parameters import pop
-from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
+from drivetrain_gbdt._parameters import find, pop
+from drivetrain_gbdt._reporting import ModelReports, Rounds, evaluations, model_file
 
 __all__ = ["RayTrainReportCallback", "bins_of", "to_table", "train_on_tables"]
 
 _REPORT_ORDER = 25  # order of LightGBM's own callbacks: log 10, record 20, stop early 30
-_EARLY_STOPPING_ORDER = 30
 _BATCH_ROWS = 65_536  # the size of the batches that are read from a Ray dataset
-_PATIENCE_PARAMS = ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change")
-_EARLY_STOPPING_TYPE = type(lightgbm.early_stopping(1))
+_STATEFUL = (type(lightgbm.early_stopping(1)), type(lightgbm.record_evaluation({})))
+_SCHEDULE = type(lightgbm.reset_parameter())
+_SEEDS_ORDER = 5  # before the schedules of the user
+_FRACTIONS = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
 
 History = list[list[tuple[Any, ...]]]
 """For each round, LightGBM's results as tuples: dataset, metric, value, and True if a higher value is better."""
@@ -66,12 +68,13 @@ class RayTrainReportCallback:
         """Report the round."""
         if env.iteration == env.begin_iteration:
             check_connected(env.params)
+            self._reports.start(env.begin_iteration)
         model: Any = env.model
         results = list(env.evaluation_result_list or ())
         values = {f"{result[0]}-{result[1]}": float(result[2]) for result in results}
         last = env.iteration + 1 == env.end_iteration
         self._rounds = model.current_iteration()
-        if self._reports.after_round(values, self._rounds, model.save_model, last=last):
+        if self._reports.after_round(values, model.save_model, last=last):
             raise lightgbm.callback.EarlyStopException(env.iteration, results)
 
     def at_end(self, model: lightgbm.Booster) -> None:
@@ -87,6 +90,17 @@ class RayTrainReportCallback:
         """
         with checkpoint.as_directory() as directory:
             return lightgbm.Booster(model_file=str(model_file(checkpoint, filename, directory)))
+
+    @classmethod
+    def get_rounds(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> int:
+        """Return how many rounds the run had trained when it reported a checkpoint.
+
+        The rounds of the model with which the run began (``init_model``) are not included.
+
+        Raises:
+            ConfigurationError: the checkpoint has no file of that name.
+        """
+        return Rounds.read(checkpoint, cls.get_model(checkpoint, filename).current_iteration()).completed
 
 
 class _TableReports(RayTrainReportCallback):
@@ -108,8 +122,8 @@ class _TableReports(RayTrainReportCallback):
         super().__call__(env)
 
 
-class _EarlyStopping:
-    """Wraps LightGBM's early stopping callback, and first passes the rounds before a resume to it.
+class _Replayed:
+    """Wraps a callback that remembers the results of all rounds, and first passes the rounds before a resume to it.
 
     Args:
         callback: LightGBM's callback.
@@ -118,30 +132,98 @@ class _EarlyStopping:
 
     before_iteration = False
 
-    def __init__(self, callback: Callable[[lightgbm.callback.CallbackEnv], None], past: History) -> None:
-        self.order = _EARLY_STOPPING_ORDER
+    def __init__(self, callback: Any, past: History) -> None:
+        self.order = callback.order
         self._callback = callback
         self._past = past
 
     def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
         """Pass the round to LightGBM's callback. In the first round, pass the rounds before a resume first."""
         results: Any = env.evaluation_result_list
+        first = env.begin_iteration - len(self._past)
         if env.iteration == env.begin_iteration:
-            for iteration, past in enumerate(self._past):
-                self._call(env, iteration, [_as_result(old, like=new) for new, old in zip(results, past, strict=False)])
-        self._call(env, env.iteration, results)
+            for number, past in enumerate(self._past):
+                replayed = [_as_result(old, like=new) for new, old in zip(results, past, strict=False)]
+                self._callback(_changed(env, iteration=first + number, begin=first, results=replayed))
+        self._callback(_changed(env, iteration=env.iteration, begin=first, results=results))
 
-    def _call(self, env: lightgbm.callback.CallbackEnv, iteration: int, results: Any) -> None:
-        self._callback(
-            lightgbm.callback.CallbackEnv(
-                model=env.model,
-                params=env.params,
-                iteration=iteration,
-                begin_iteration=0 if self._past else env.begin_iteration,
-                end_iteration=env.end_iteration,
-                evaluation_result_list=results,
-            )
-        )
+
+class _Schedule:
+    """Wraps LightGBM's callback that sets parameters by the number of the round, which it counts from the first one.
+
+    Args:
+        callback: LightGBM's callback.
+        completed: the number of rounds before a resume.
+    """
+
+    before_iteration = True
+
+    def __init__(self, callback: Any, completed: int) -> None:
+        self.order = callback.order
+        self._callback = callback
+        self._completed = completed
+
+    def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
+        """Pass the round to LightGBM's callback."""
+        first = env.begin_iteration - self._completed
+        self._callback(_changed(env, iteration=env.iteration, begin=first, results=env.evaluation_result_list))
+
+
+class _RoundSeeds:
+    """Gives each round seeds that depend only on its number, so that a resumed run draws the same random numbers.
+
+    LightGBM cannot save the state of its random numbers.
+
+    Args:
+        params: LightGBM's parameters.
+    """
+
+    before_iteration = True
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        self.order = _SEEDS_ORDER
+        self._params = params
+        self._period = int(find(params, "bagging_freq", 0))
+        self._bagging = self._period > 0 and any(float(find(params, name, 1)) < 1 for name in _FRACTIONS)
+        fractions = (float(find(params, name, 1)) for name in ("feature_fraction", "feature_fraction_bynode"))
+        used = {
+            "feature_fraction_seed": any(fraction < 1 for fraction in fractions),
+            "extra_seed": bool(find(params, "extra_trees")),
+            "drop_seed": find(params, "boosting") == "dart",
+        }
+        self._names = [name for name, is_used in used.items() if is_used]
+
+    @property
+    def needed(self) -> bool:
+        """True if the training draws random numbers."""
+        return self._bagging or bool(self._names)
+
+    def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
+        """Set the seeds of the next round."""
+        model: Any = env.model
+        seeds = {name: self._seed(name, env.iteration) for name in self._names}
+        if self._bagging:
+            # LightGBM uses a new seed only if another parameter of the bagging changes. It then draws new rows, so the
+            # seed stays the same while the rows are to stay the same.
+            model.reset_parameter({"bagging_freq": self._period + 1})
+            seeds["bagging_freq"] = self._period
+            seeds["bagging_seed"] = self._seed("bagging_seed", env.iteration // self._period)
+        model.reset_parameter(seeds)
+
+    def _seed(self, name: str, number: int) -> int:
+        given = find(self._params, name, find(self._params, "seed", 0))
+        return random.Random(f"{given} {name} {number}").randrange(2**30)
+
+
+def _changed(env: Any, *, iteration: int, begin: int, results: Any) -> lightgbm.callback.CallbackEnv:
+    return lightgbm.callback.CallbackEnv(
+        model=env.model,
+        params=env.params,
+        iteration=iteration,
+        begin_iteration=begin,
+        end_iteration=env.end_iteration,
+        evaluation_result_list=results,
+    )
 
 
 def _as_result(values: Sequence[Any], *, like: Any) -> Any:
@@ -186,37 +268,50 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any], peers: P
         network: the parameters that connect the workers.
         peers: the workers; None if there is only one.
     """
-    params = dict(config["params"])
+    params, total = dict(config["params"]), config["rounds"]
     threads = pop(params, "num_threads", 0)
     params |= {**network, "num_threads": threads if threads > 0 else network["num_threads"]}
+    arguments = dict(config["arguments"])
+    model = arguments.pop("init_model", None)
     past: History = []
-    rounds, model = config["rounds"], None
+    completed = 0
     checkpoint = get_checkpoint()
     if checkpoint is not None:
-        model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or []
-        rounds -= model.current_iteration()
-        # If more rounds were evaluated than the model has, the training was completed with early stopping, and the
-        # rounds after the best one were removed.
-        if rounds <= 0 or len(past) > model.current_iteration():
+        saved = RayTrainReportCallback.get_model(checkpoint)
+        rounds = Rounds.read(checkpoint, saved.current_iteration())
+        if rounds.completed >= total or rounds.is_shortened(saved.current_iteration()):
             return
+        if find(params, "boosting") not in ("rf", "random_forest"):  # LightGBM cannot add trees to a random forest
+            model, past, completed = saved, evaluations(checkpoint) or [], rounds.completed
     sets = _datasets(config, params, peers)
-    arguments = dict(config["arguments"])
-    callbacks = [
-        _EarlyStopping(callback, past) if isinstance(callback, _EARLY_STOPPING_TYPE) else callback
-        for callback in (*(arguments.pop("callbacks", None) or ()), *_early_stopping(params))
-    ]
     report = _TableReports(past, frequency=config["frequency"], checkpoint_at_end=config["at_end"])
+    callbacks = _callbacks(arguments.pop("callbacks", None) or (), params, past, completed)
+    if config["frequency"] and (seeds := _RoundSeeds(params)).needed:
+        callbacks.append(seeds)
     booster = lightgbm.train(
         params,
-        next(iter(sets.values())),
-        num_boost_round=rounds,
+        sets[TRAIN],
+        num_boost_round=total - completed,
         valid_sets=list(sets.values()),
         valid_names=list(sets),
         callbacks=[*callbacks, report],
-        init_model=model if model is not None else arguments.pop("init_model", None),
+        init_model=model,
         **arguments,
     )
     report.at_end(booster)
+
+
+def _callbacks(given: Sequence[Any], params: dict[str, Any], past: History, completed: int) -> list[Any]:
+    """Return the callbacks of the user, wrapped where they depend on earlier rounds."""
+    callbacks: list[Any] = []
+    for callback in (*given, *_early_stopping(params)):
+        if isinstance(callback, _STATEFUL):
+            callbacks.append(_Replayed(callback, past))
+        elif isinstance(callback, _SCHEDULE):
+            callbacks.append(_Schedule(callback, completed))
+        else:
+            callbacks.append(callback)
+    return callbacks
 
 
 def _datasets(config: Mapping[str, Any], params: dict[str, Any], peers: Peers | None) -> dict[str, lightgbm.Dataset]:
@@ -250,12 +345,12 @@ def _datasets(config: Mapping[str, Any], params: dict[str, Any], peers: Peers | 
 
 def _early_stopping(params: dict[str, Any]) -> list[Any]:
     """Remove early stopping from the parameters; return a list with the callback that LightGBM would create for it."""
-    patience = [params.pop(name) for name in _PATIENCE_PARAMS if name in params]
-    if not patience or not patience[0] or patience[0] < 0:
+    patience = pop(params, "early_stopping_round")
+    if not patience or patience < 0:
         return []
     return [
         lightgbm.early_stopping(
-            patience[0],
+            patience,
             first_metric_only=params.get("first_metric_only", False),
             min_delta=params.get("early_stopping_min_delta", 0.0),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from drivetrain import (
     Checkpoint,
     CheckpointError,
     ConfigurationError,
+    get_checkpoint,
     get_context,
     get_preemption_info,
     report,
@@ -19,11 +21,48 @@ from drivetrain import (
 )
 from drivetrain.plugin import Storage, locate
 
-__all__ = ["ModelReports", "evaluations", "model_file"]
+__all__ = ["ModelReports", "Rounds", "evaluations", "model_file"]
 
 _EVALUATIONS = "evaluations.json"
+_ROUNDS = "rounds.json"
 
 Metrics = str | Sequence[str] | Mapping[str, str] | None
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds of a run, which are stored next to the model in each checkpoint.
+
+    Attributes:
+        completed: the number of rounds that the run has trained, in all attempts. Early stopping may have removed the
+            last of them from the model.
+        before: the number of rounds of the model with which the run began.
+        updates: True if the rounds have updated trees of that model, instead of adding trees.
+    """
+
+    completed: int
+    before: int
+    updates: bool = False
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, of_model: int) -> Rounds:
+        """Read the rounds from a checkpoint.
+
+        Args:
+            checkpoint: the checkpoint.
+            of_model: the number of rounds of its model, which are the result if the checkpoint does not contain any.
+
+        Raises:
+            StorageError: see :func:`evaluations`.
+        """
+        found = _read_json(checkpoint, _ROUNDS)
+        if not isinstance(found, dict) or not all(type(found.get(key)) is int for key in ("completed", "before")):
+            return cls(of_model, 0)
+        return cls(found["completed"], found["before"], found.get("updates") is True)
+
+    def is_shortened(self, of_model: int) -> bool:
+        """Return True if early stopping has removed rounds from the model, so the training was complete."""
+        return not self.updates and self.completed > of_model - self.before
 
 
 class ModelReports:
@@ -38,6 +77,7 @@ class ModelReports:
 
     Attributes:
         history: the evaluations of all rounds, which are stored in each checkpoint; None to store none.
+        rounds: the rounds of the run until now.
     """
 
     def __init__(
@@ -61,27 +101,40 @@ class ModelReports:
         self._last: dict[str, Any] = {}
         self._saved = False
         self.history: object = None
+        self.rounds = Rounds(0, 0)
 
-    def after_round(
-        self, values: dict[str, float], rounds: int, save: Callable[[Path], object], *, last: bool = False
-    ) -> bool:
+    def start(self, of_model: int) -> None:
+        """Begin with a model.
+
+        Args:
+            of_model: the number of rounds of the model; 0 if the training does not continue from a model.
+        """
+        checkpoint = get_checkpoint() if of_model else None
+        if checkpoint is None:
+            self.rounds = Rounds(0, of_model)
+        else:
+            completed = Rounds.read(checkpoint, of_model).completed
+            self.rounds = Rounds(completed, of_model - completed)
+
+    def after_round(self, values: dict[str, float], save: Callable[[Path], object], *, last: bool = False) -> bool:
         """Report a round.
 
         Args:
             values: the values of all metrics, by name.
-            rounds: the number of rounds that the model has.
             save: writes the model to a file.
             last: True if this is the last round.
 
         Returns:
             True if the training has to stop after this round because of a preemption. The run is resumed later.
         """
+        self.rounds = replace(self.rounds, completed=self.rounds.completed + 1)
         self._last = dict(self._select(values))
         if self._postprocess is not None:
             self._last = dict(self._postprocess(self._last))
         stopping = get_preemption_info() is not None
-        due = bool(self._frequency) and rounds % self._frequency == 0
-        self._report(save if due or stopping or (last and self._at_end) else None)
+        due = bool(self._frequency) and self.rounds.completed % self._frequency == 0
+        due = (due or stopping) and not self.rounds.updates  # a model with some of its trees updated is of no use
+        self._report(save if due or (last and self._at_end) else None)
         if stopping and not last:
             resume_later()
         return stopping and not last
@@ -111,6 +164,7 @@ class ModelReports:
             save(Path(directory, self._filename))
             if self.history is not None:
                 Path(directory, _EVALUATIONS).write_text(json.dumps(self.history))
+            Path(directory, _ROUNDS).write_text(json.dumps(asdict(self.rounds)))
             report(self._last, checkpoint=Checkpoint.from_directory(directory))
 
 
@@ -120,9 +174,13 @@ def evaluations(checkpoint: Checkpoint) -> Any:
     Raises:
         StorageError: the file with the evaluations is not a regular file, is too large, or contains no valid JSON.
     """
+    return _read_json(checkpoint, _EVALUATIONS)
+
+
+def _read_json(checkpoint: Checkpoint, name: str) -> Any:
     with checkpoint.as_directory() as directory:
         # The checkpoint may come from an untrusted source, so only a regular file is read, up to a size limit.
-        return Storage(*locate(directory, what="the checkpoint")).read_any_json(_EVALUATIONS)
+        return Storage(*locate(directory, what="the checkpoint")).read_any_json(name)
 
 
 def model_file(checkpoint: Checkpoint, filename: str, directory: str) -> Path:

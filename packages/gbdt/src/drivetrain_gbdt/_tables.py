@@ -9,7 +9,7 @@ from typing import Any
 from drivetrain import CheckpointConfig, ConfigurationError, DataConfig, RunConfig, ScalingConfig
 from drivetrain_gbdt._data import TRAIN, Columns, TableData
 
-__all__ = ["Loop", "TableForm"]
+__all__ = ["Loop", "TableForm", "has_several_workers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,9 @@ class TableForm:
         group_option: the name of the option that selects the column of groups; rows of the same group stay on one
             worker.
         default_split: the names of the datasets that are split by default, or ``"all"``.
+        refused_arguments: arguments of the library's function that tables replace, and their replacements.
+        refused_options: options of a dataset that tables replace, and their replacements.
+        ranking: the beginnings of the names of objectives that rank the rows of a group.
         categorical: the name of the option that allows categorical features; None if they are always allowed.
     """
 
@@ -31,6 +34,9 @@ class TableForm:
     column_options: Sequence[str]
     group_option: str
     default_split: str | Sequence[str]
+    refused_arguments: Mapping[str, str]
+    refused_options: Mapping[str, str]
+    ranking: tuple[str, ...]
     categorical: str | None = None
 
     def build_configs(
@@ -61,6 +67,8 @@ class TableForm:
                 f"[DT-730] {self.trainer}({self.options_argument}=...): expected names of datasets "
                 f"({', '.join(map(repr, datasets))}), got {', '.join(map(repr, unknown))}"
             )
+        self._check_options(dataset_options, arguments)
+        self._check_ranking(parameters, dataset_options, datasets)
         run_config, frequency, at_end = _checkpoint_rules(run_config)
         columns = Columns(
             label=label,
@@ -85,6 +93,41 @@ class TableForm:
             "at_end": at_end,
         }
         return config, self._data(columns, parameters, dataset_options, dataset_config), run_config
+
+    def _check_options(self, options: Mapping[str, Mapping[str, Any]], arguments: Mapping[str, Any]) -> None:
+        for name in self.refused_arguments:
+            if name in arguments:
+                raise ConfigurationError(
+                    f"[DT-730] {self.trainer}({name}=...): expected none, because the workers train on tables. "
+                    f"{self.refused_arguments[name]}"
+                )
+        for dataset, given in options.items():
+            where = f"[DT-730] {self.trainer}({self.options_argument}={{{dataset!r}: {{"
+            for option, value in given.items():
+                if option in self.refused_options:
+                    raise ConfigurationError(
+                        f"{where}{option!r}: ...}}}}): expected none, because the data comes from the columns of the "
+                        f"dataset. {self.refused_options[option]}"
+                    )
+                if option in self.column_options and not isinstance(value, str):
+                    raise ConfigurationError(
+                        f"{where}{option!r}: ...}}}}): expected the name of a column, got {value!r:.200}. Add the "
+                        "values to the dataset as a column, and pass its name"
+                    )
+
+    def _check_ranking(
+        self, params: Mapping[str, Any], options: Mapping[str, Mapping[str, Any]], datasets: Mapping[str, Any]
+    ) -> None:
+        objective = params.get("objective")
+        if not isinstance(objective, str) or not objective.startswith(self.ranking):
+            return
+        for name in datasets:
+            if self.group_option not in options.get(name, {}):
+                raise ConfigurationError(
+                    f"[DT-730] {self.trainer}(params={{'objective': {objective!r}}}): expected a column that says "
+                    f"which rows of dataset {name!r} are ranked together, got none. Pass "
+                    f"{self.options_argument}={{{name!r}: {{{self.group_option!r}: '<column>'}}}}"
+                )
 
     def reject(self, function: str, arguments: Mapping[str, object]) -> None:
         """Raise an error if arguments for training on tables were passed in addition to a train function."""
@@ -117,6 +160,12 @@ class TableForm:
             datasets_to_split=rules.datasets_to_split,
             execution_options=rules.execution_options,
         )
+
+
+def has_several_workers(scaling: ScalingConfig | None) -> bool:
+    """Return True if a run can have more than one worker."""
+    workers = getattr(scaling, "num_workers", 1)
+    return max(workers) > 1 if isinstance(workers, tuple) else workers > 1
 
 
 def _check_arguments(

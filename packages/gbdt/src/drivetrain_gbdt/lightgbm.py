@@ -29,7 +29,7 @@ from drivetrain.plugin import ProcessValue, reserve_port, worker_threads
 from drivetrain_gbdt._data import TRAIN
 from drivetrain_gbdt._network import Peers, network, peers
 from drivetrain_gbdt._parameters import find, pop_network, pop_rounds
-from drivetrain_gbdt._tables import Loop, TableForm
+from drivetrain_gbdt._tables import Loop, TableForm, has_several_workers
 
 if TYPE_CHECKING:
     import lightgbm
@@ -44,6 +44,22 @@ _TABLES = TableForm(
     column_options=("weight", "group", "init_score"),
     group_option="group",
     default_split=(TRAIN,),
+    refused_arguments={
+        "train_set": "Pass datasets={'train': ...}",
+        "valid_sets": "Pass the data as further datasets; each is evaluated",
+        "valid_names": "The names of the datasets are used",
+        "evals_result": "Read Result.metrics_dataframe, which has the metrics of all rounds",
+        "early_stopping_rounds": "Pass params={'early_stopping_round': ...}",
+        "feature_name": "Rename the columns",
+        "categorical_feature": "Pass dataset_params={'train': {'categorical_feature': [...]}}",
+    },
+    refused_options={
+        "data": "Pass datasets={...}",
+        "label": "Pass label_column='...'",
+        "reference": "The dataset 'train' is used",
+        "feature_name": "Rename the columns",
+    },
+    ranking=("lambdarank", "rank_xendcg", "xendcg", "xe_ndcg", "xe_ndcg_mart", "xendcg_mart"),
 )
 
 _port = ProcessValue[int]("drivetrain_gbdt.port")
@@ -204,7 +220,8 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
             training continues from the model in this checkpoint.
         label_column: on tables: the column to predict.
         params: on tables: LightGBM's parameters.
-        num_boost_round: on tables: the total number of rounds, including the rounds of a model from a checkpoint.
+        num_boost_round: on tables: the total number of rounds, including those of the run from whose checkpoint the
+            training continues, but not those of an ``init_model``.
         dataset_params: on tables: arguments of ``lightgbm.Dataset`` for each dataset, as a mapping from the dataset's
             name. The values of ``weight``, ``group`` and ``init_score`` are names of columns. Rows with the same value
             in the ``group`` column are ranked together, and stay on one worker.
@@ -248,7 +265,7 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
     ) -> None:
         if train_loop_per_worker is None:
             train_loop_per_worker = _train_on_tables
-            several = _several_workers(scaling_config)
+            several = has_several_workers(scaling_config)
             params, num_boost_round, lightgbm_config = _own_parameters(
                 params, num_boost_round, lightgbm_config, several
             )
@@ -284,11 +301,6 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
         from drivetrain_gbdt._lightgbm import RayTrainReportCallback
 
         return RayTrainReportCallback.get_model(checkpoint)
-
-
-def _several_workers(scaling: ScalingConfig | None) -> bool:
-    workers = getattr(scaling, "num_workers", 1)
-    return max(workers) > 1 if isinstance(workers, tuple) else workers > 1
 
 
 def _own_parameters(

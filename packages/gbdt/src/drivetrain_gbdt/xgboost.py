@@ -24,7 +24,7 @@ from drivetrain import (
     WorkerGroup,
 )
 from drivetrain.plugin import ProcessValue, worker_threads
-from drivetrain_gbdt._tables import Loop, TableForm
+from drivetrain_gbdt._tables import Loop, TableForm, has_several_workers
 
 if TYPE_CHECKING:
     import xgboost
@@ -39,6 +39,19 @@ _TABLES = TableForm(
     column_options=("weight", "qid", "base_margin", "label_lower_bound", "label_upper_bound"),
     group_option="qid",
     default_split="all",
+    refused_arguments={
+        "dtrain": "Pass datasets={'train': ...}",
+        "evals": "Pass the data as further datasets; each is evaluated",
+        "evals_result": "Read Result.metrics_dataframe, which has the metrics of all rounds",
+    },
+    refused_options={
+        "data": "Pass datasets={...}",
+        "label": "Pass label_column='...'",
+        "group": "Pass 'qid', the name of a column",
+        "feature_names": "Rename the columns",
+        "feature_types": "Use the column types: integers, floats, booleans, or pandas' dtype 'category'",
+    },
+    ranking=("rank:",),
     categorical="enable_categorical",
 )
 
@@ -142,7 +155,8 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
             training continues from the model in this checkpoint.
         label_column: on tables: the column to predict.
         params: on tables: XGBoost's parameters.
-        num_boost_round: on tables: the total number of rounds, including the rounds of a model from a checkpoint.
+        num_boost_round: on tables: the total number of rounds, including those of the run from whose checkpoint the
+            training continues, but not those of an ``xgb_model``.
         dmatrix_params: on tables: arguments of ``xgboost.DMatrix`` for each dataset, as a mapping from the dataset's
             name. The values of ``weight``, ``qid``, ``base_margin``, ``label_lower_bound`` and ``label_upper_bound``
             are names of columns. Rows with the same ``qid`` stay on one worker. With ``"external_memory": True``, each
@@ -191,6 +205,7 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
     ) -> None:
         if train_loop_per_worker is None:
             train_loop_per_worker = _train_on_tables
+            _check_workers(params, scaling_config)
             train_loop_config, dataset_config, run_config = _TABLES.build_configs(
                 label_column=label_column,
                 params=params,
@@ -223,6 +238,16 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
         from drivetrain_gbdt._xgboost import RayTrainReportCallback
 
         return RayTrainReportCallback.get_model(checkpoint)
+
+
+def _check_workers(params: Mapping[str, Any] | None, scaling: ScalingConfig | None) -> None:
+    """Raise an error if XGBoost does not support the parameters with several workers."""
+    updates = isinstance(params, Mapping) and params.get("process_type") == "update"
+    if updates and has_several_workers(scaling):
+        raise ConfigurationError(
+            "[DT-730] XGBoostTrainer(params={'process_type': 'update'}): expected one worker, because XGBoost updates "
+            "trees correctly only with all rows, got several. Use ScalingConfig(num_workers=1)"
+        )
 
 
 def _train_on_tables(config: dict[str, Any]) -> None:
