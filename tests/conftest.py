@@ -17,6 +17,7 @@ from tests.support import ROOT, SEATS
 
 # A shell that starts the tests in the background makes them and their children ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under `nohup`
 
 # Parallel pytest workers have a width of 80 columns, which cuts what the command prints.
 os.environ.pop("COLUMNS", None)

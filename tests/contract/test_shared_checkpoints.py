@@ -37,13 +37,15 @@ def storage(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def stored_names(result: Result) -> list[str]:
-    """Return the names of all directories of checkpoints in a run directory."""
+    """Return the names of all directories of checkpoints with files in a run directory."""
     if isinstance(result.filesystem, type(Checkpoint("/").filesystem)):
         return directories(result.path)
     from pyarrow.fs import FileSelector
 
-    entries = result.filesystem.get_file_info(FileSelector(result.path))
-    return sorted(entry.base_name for entry in entries if entry.base_name.startswith("checkpoint_"))
+    # The server may list a directory whose files were deleted, as an object of size 0.
+    entries = result.filesystem.get_file_info(FileSelector(result.path, recursive=True))
+    names = {entry.path.removeprefix(result.path).split("/")[1] for entry in entries if entry.size}
+    return sorted(name for name in names if name.startswith("checkpoint_"))
 
 
 def contents(checkpoint: Checkpoint | None) -> dict[str, str]:
