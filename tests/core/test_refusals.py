@@ -118,7 +118,10 @@ def test_error_for_a_known_plugin_shows_its_install_command(
     storage_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = importlib.metadata.entry_points
-    others = lambda **query: [point for point in installed(**query) if point.name != "horovod"]  # noqa: E731
+
+    def others(**query: str) -> importlib.metadata.EntryPoints:
+        return importlib.metadata.EntryPoints(point for point in installed(**query) if point.name != "horovod")
+
     monkeypatch.setattr(importlib.metadata, "entry_points", others)
     monkeypatch.syspath_prepend(storage_path)  # plugins are looked up again for another module path
     words = r'pip install "drivetrain\[horovod\]"'
