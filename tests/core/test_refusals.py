@@ -120,7 +120,7 @@ def test_error_for_a_known_plugin_shows_its_install_command(
     installed = importlib.metadata.entry_points
 
     def others(**query: str) -> importlib.metadata.EntryPoints:
-        return importlib.metadata.EntryPoints(point for point in installed(**query) if point.name != "horovod")
+        return importlib.metadata.EntryPoints(point for point in installed().select(**query) if point.name != "horovod")
 
     monkeypatch.setattr(importlib.metadata, "entry_points", others)
     monkeypatch.syspath_prepend(storage_path)  # plugins are looked up again for another module path
