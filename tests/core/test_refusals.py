@@ -117,12 +117,10 @@ def test_unknown_backend_is_refused(storage_path: Path) -> None:
 def test_error_for_a_known_plugin_shows_its_install_command(
     storage_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = importlib.metadata.entry_points
-
-    def others(**query: str) -> importlib.metadata.EntryPoints:
-        return importlib.metadata.EntryPoints(point for point in installed().select(**query) if point.name != "horovod")
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", others)
+    groups = ("drivetrain.backends", "drivetrain.runtimes", "drivetrain.frameworks")
+    installed = [point for group in groups for point in importlib.metadata.entry_points(group=group)]
+    others = importlib.metadata.EntryPoints(point for point in installed if point.name != "horovod")
+    monkeypatch.setattr(importlib.metadata, "entry_points", others.select)
     monkeypatch.syspath_prepend(storage_path)  # plugins are looked up again for another module path
     words = r'pip install "drivetrain\[horovod\]"'
     refuse(PluginNotFoundError, words, storage_path, backend_config="horovod")

@@ -38,5 +38,6 @@ if __name__ == "__main__":
         counts = [rows_in_the_root(saved), rows_in_the_root({"verbosity": -1, **given})]
     messages = [str(warning.message) for warning in caught if "parameters of the network" in str(warning.message)]
     print("rows in the root of the first tree:", counts, "of 2000; warnings:", messages)
-    named = len(messages) == 1 and all(name in messages[0] for name in ("num_machine", "nodes", "port"))
-    sys.exit(counts != [2000, 2000] or not named)
+    expected = [("num_machines=1",), ("num_machine=3", "nodes", "port")]  # one warning for each trainer
+    named = [all(name in message for name in names) for message, names in zip(messages, expected, strict=True)]
+    sys.exit(counts != [2000, 2000] or not all(named))

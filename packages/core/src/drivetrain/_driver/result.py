@@ -225,11 +225,12 @@ def last_metrics(storage: Storage) -> dict[str, Any]:
 
 
 def _is_completed(storage: Storage) -> bool:
-    """Return True if the last driver has recorded that the run finished."""
+    """Return True if the last driver has recorded that the run finished; False if its record cannot be read."""
     last = None
-    for record in read_timeline(storage):
-        if isinstance(record, (DriverStarted, RunEnded)):
-            last = record
+    with contextlib.suppress(StorageError):
+        for record in read_timeline(storage):
+            if isinstance(record, (DriverStarted, RunEnded)):
+                last = record
     return isinstance(last, RunEnded) and last.outcome == RunOutcome.FINISHED.value
 
 

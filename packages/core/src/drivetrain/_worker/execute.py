@@ -143,6 +143,8 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
                 try:
                     try:
                         value = _call(function, config)
+                        if not session.has_reported:
+                            _require_training(value)
                     except SystemExit as error:
                         if error.code not in (None, 0):
                             raise
@@ -162,12 +164,15 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
 
 
 def _call(function: Callable[..., Any], config: Any) -> Any:
-    """Call a train function, and return its value.
+    return function(config) if takes_config(function) else function()
+
+
+def _require_training(value: object) -> None:
+    """Check what a function that has reported nothing has returned.
 
     Raises:
-        ConfigurationError: it returned a coroutine or a generator, which trains nothing unless it is run.
+        ConfigurationError: it is a coroutine or a generator, which trains nothing unless it is run.
     """
-    value = function(config) if takes_config(function) else function()
     if inspect.iscoroutine(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
         if not inspect.isasyncgen(value):
             value.close()  # without a warning about a coroutine that was never awaited
@@ -176,7 +181,6 @@ def _call(function: Callable[..., Any], config: Any) -> Any:
             f"{type(value).__name__}, {value.__qualname__}(). Run it in the train function, for example with "
             "asyncio.run() or a loop"
         )
-    return value
 
 
 def _loaded(packed: PackedFunction) -> tuple[Callable[..., Any], Any]:

@@ -149,6 +149,11 @@ class Session:
         self._process = os.getpid()
         self._lock = _OwnedLock()
 
+    @property
+    def has_reported(self) -> bool:
+        """True if the train function has reported in this attempt."""
+        return (self._number, self._iteration) != self._task.last_report
+
     def heartbeat(self) -> None:
         """Record that the rank makes progress."""
         self._outbox.heartbeats += 1
