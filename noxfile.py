@@ -41,7 +41,7 @@ DEV = ROOT / ".nox" / "dev"
 PACKAGES = [
     f"packages/{name}"
     for name in (
-        *("core", "data", "ray", "track", "tune", "torch"),
+        *("core", "drivetrain", "data", "ray", "track", "tune", "torch"),
         *("lightning", "hf", "tf", "gbdt", "horovod", "jax"),
     )
 ]
@@ -91,7 +91,7 @@ TEST_DEPENDENCIES = [
 BUILD = ("hatchling", "editables")
 
 # Always as paths, so that pip never looks for our own names on an index.
-EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
+EDITABLE = ["-e", "packages/core", "-e", "packages/drivetrain", "-e", "packages/torch"]
 PLUGINS = [
     option
     for name in ("data", "ray", "track", "tune", "lightning", "hf", "gbdt", "horovod", "jax")
@@ -411,7 +411,7 @@ def affected(session: nox.Session) -> None:
 NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel", "jax", "orbax-checkpoint")
 # From 0.11.30 on, Orbax needs JAX 0.7, which does not support Python 3.10. Its metadata accept an older JAX anyway.
 ORBAX_ON_310 = "orbax-checkpoint<0.11.30"
-PACKAGES_WITHOUT_TORCH = ("core", "data", "ray", "track", "tune", "gbdt", "jax")
+PACKAGES_WITHOUT_TORCH = ("core", "drivetrain", "data", "ray", "track", "tune", "gbdt", "jax")
 # Without PyTorch: the index has its CPU build only for Python 3.11, and the other build brings gigabytes of CUDA.
 WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", "jax", "contract", "crash", "faults")
 

@@ -131,7 +131,7 @@ def test_metadata_and_ci_state_the_supported_versions(generated: dict[str, Path]
     for kind, folder in generated.items():
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         assert project["authors"] == [{"name": 'J. "Jo" Doe'}]
-        assert "drivetrain>=0.1.0,<0.2" in project["dependencies"]
+        assert "drivetrain-core>=0.1.0,<0.2" in project["dependencies"]
         assert project["license"] == "Apache-2.0"
         assert "Apache License" in (folder / "LICENSE").read_text()
         tests = (folder / ".github" / "workflows" / "test.yml").read_text()
@@ -203,7 +203,7 @@ def test_invalid_name_is_refused_with_a_valid_one(
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        ("callback", "csv", "drivetrain 0.1.0 provides the callback 'csv'. Choose another name\n"),
+        ("callback", "csv", "drivetrain-core 0.1.0 provides the callback 'csv'. Choose another name\n"),
         ("tracker", "csv", "provides the callback 'csv'"),
         ("callback", "torch", "there is a distribution drivetrain-torch. Choose another name"),
         ("callback", "lightning", "there is a distribution drivetrain-lightning"),  # whether installed or not

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import drivetrain
+from drivetrain._hooks.known import EXTRAS, OWN
 from tests.toml import tomllib
 
 PACKAGES = Path(__file__).parents[2] / "packages"
@@ -43,11 +44,11 @@ def installed_distribution(package: str) -> importlib.metadata.Distribution:
 
 def test_all_packages_of_the_design_exist() -> None:
     assert set(PROJECTS) == {
-        *("core", "data", "ray", "track", "tune", "torch"),
+        *("core", "drivetrain", "data", "ray", "track", "tune", "torch"),
         *("lightning", "hf", "tf", "gbdt", "horovod", "jax"),
     }
-    assert PROJECTS["core"]["name"] == "drivetrain"
-    for package in PROJECTS.keys() - {"core"}:
+    assert PROJECTS["drivetrain"]["name"] == "drivetrain"
+    for package in PROJECTS.keys() - {"drivetrain"}:
         assert PROJECTS[package]["name"] == f"drivetrain-{package}"
 
 
@@ -59,9 +60,8 @@ def test_all_packages_have_the_same_version(package: str) -> None:
 @pytest.mark.parametrize("package", PROJECTS)
 def test_our_packages_require_each_other_in_the_same_version(package: str) -> None:
     major, minor, _ = VERSION.split(".")
-    expected = f"=={VERSION}" if package == "core" else f">={VERSION},<{major}.{int(minor) + 1}"
+    expected = f"=={VERSION}" if package == "drivetrain" else f">={VERSION},<{major}.{int(minor) + 1}"
     ours = [match for one in requirements(package) if (match := OUR_REQUIREMENT.fullmatch(one))]
-    assert ours
     by_name = {project["name"]: project for project in PROJECTS.values()}
     for match in ours:
         name, extras, specifier = match.groups()
@@ -81,11 +81,18 @@ def test_the_extra_named_all_is_the_union_of_the_others() -> None:
         with_extras = {name for name, extra in found if extra}
         return {(name, extra) for name, extra in found if extra or name not in with_extras}
 
-    extras = dict(PROJECTS["core"]["optional-dependencies"])
+    extras = dict(PROJECTS["drivetrain"]["optional-dependencies"])
     all_of_them = extras.pop("all")
     extras.pop("testing", None)  # for plugin authors, not for training
     extras.pop("aim")  # not released for every Python version that drivetrain supports
     assert flattened(all_of_them) == flattened([one for listed in extras.values() for one in listed])
+
+
+def test_the_core_knows_the_extras_and_the_distributions_that_they_install() -> None:
+    extras = PROJECTS["drivetrain"]["optional-dependencies"]
+    ours = {name: OUR_REQUIREMENT.fullmatch(listed[0]) for name, listed in extras.items() if name != "all"}
+    assert {name: match[1] for name, match in ours.items() if match} == EXTRAS
+    assert {project["name"] for project in PROJECTS.values()} == OWN
 
 
 @pytest.mark.parametrize("package", PROJECTS)
@@ -98,8 +105,8 @@ def test_plugins_require_their_framework_with_only_a_lower_bound(package: str) -
 @pytest.mark.parametrize("package", PROJECTS)
 def test_every_package_ships_its_types_and_the_licence(package: str) -> None:
     project = PROJECTS[package]
-    import_name = project["name"].replace("-", "_")
-    assert (PACKAGES / package / "src" / import_name / "py.typed").is_file()
+    names = {"core": ["drivetrain"], "drivetrain": []}.get(package, [project["name"].replace("-", "_")])
+    assert all((PACKAGES / package / "src" / name / "py.typed").is_file() for name in names)
     assert project["license"] == "Apache-2.0"
     assert "Apache License" in (PACKAGES / package / "LICENSE").read_text()
 

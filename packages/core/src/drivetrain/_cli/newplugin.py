@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from packaging.version import Version
 
 from drivetrain._cli.output import OK, Commands, add_command, emit
-from drivetrain._hooks.plugins import KINDS, list_plugins, own_distributions
+from drivetrain._hooks.known import CORE, OWN
+from drivetrain._hooks.plugins import KINDS, list_plugins
 from drivetrain._version import __version__
 from drivetrain.errors import ConfigurationError
 
@@ -164,14 +165,14 @@ def _check_unused(scaffold: Scaffold, name: str) -> None:
     for kind in scaffold.entry_points:
         for plugin in list_plugins(kind):
             if plugin.name == name:
-                built_in = plugin.distribution == "drivetrain"
+                built_in = plugin.distribution == CORE
                 remedy = "" if built_in else f", or uninstall {plugin.distribution}"
                 raise ConfigurationError(
                     f"[DT-610] NAME: expected a name that is not in use, got {name!r}: {plugin.distribution} "
                     f"{plugin.version} provides the {kind} {name!r}. Choose another name{remedy}"
                 )
     distribution = f"drivetrain-{name}"
-    if distribution in own_distributions() or _is_installed(distribution):
+    if distribution in OWN or _is_installed(distribution):
         raise ConfigurationError(
             f"[DT-610] NAME: expected a name that is not in use, got {name!r}: there is a distribution {distribution}. "
             "Choose another name"
@@ -204,7 +205,7 @@ def _placeholders(kind: str, name: str, author: str | None) -> dict[str, str]:
         "version": __version__,
         "requires": _compatible_versions(),
     }
-    own = ["drivetrain", *scaffold.packages]
+    own = [CORE, *scaffold.packages]
     names["dependencies"] = "".join(f'    "{each}{names["requires"]}",\n' for each in own)
     names["authors"] = f"authors = [{{ name = {_toml_string(author)} }}]\n" if author else ""
     entry_name = Template(scaffold.entry_name).substitute(names)

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from drivetrain._cli.output import BAD, OK, Commands, add_command, emit
+from drivetrain._hooks.known import CORE
 from drivetrain._hooks.plugins import API_VERSION, KINDS, Plugin, check_plugins, find_unknown_groups
 from drivetrain._version import __version__
 from drivetrain._views.terminal import wrapped
@@ -56,7 +57,7 @@ def _api_version(plugin: Plugin, required: str) -> int | None:
     """
     from packaging.specifiers import SpecifierSet
 
-    own = plugin.distribution == "drivetrain"
+    own = plugin.distribution == CORE
     accepted = bool(required) and SpecifierSet(required).contains(__version__, prereleases=True)
     return API_VERSION if own or accepted else None
 
@@ -100,7 +101,7 @@ def _describe(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _requirement(row: Mapping[str, Any]) -> str:
-    if row["distribution"] == "drivetrain" or not row["version"]:
+    if row["distribution"] == CORE or not row["version"]:
         return ""
     required = ",".join(sorted(row["requires"].split(","), reverse=True)) or " of any version"
     return f" (requires drivetrain{required}, API {row['api'] or 'unknown'})"

@@ -14,6 +14,7 @@ from drivetrain._base.pickling import dumps
 from drivetrain._base.script import pack
 from drivetrain._driver.captured import UsedObject, parts_of, used_objects
 from drivetrain._hooks.frameworks import belongs_to_process, load_frameworks
+from drivetrain._hooks.known import CORE
 from drivetrain._hooks.plugins import check_plugin, installed_plugins, is_configured, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
@@ -133,7 +134,7 @@ def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> R
 def _detect_runtime() -> str | None:
     """Return the name of the first plugin runtime that the environment selects; None if there is none."""
     for plugin in installed_plugins("runtime"):
-        if plugin.distribution == "drivetrain":  # the built-in runtimes are chosen by the number of workers
+        if plugin.distribution == CORE:  # the built-in runtimes are chosen by the number of workers
             continue
         try:
             if check_plugin(plugin).detect():

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain._base.failure import one_line, text_of, type_name
+from drivetrain._hooks.known import CORE, EXTRAS
 from drivetrain._hooks.requirements import find_problem
 from drivetrain._version import __version__
 from drivetrain.errors import DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
@@ -47,7 +48,6 @@ __all__ = [
     "load_plugin",
     "load_single_plugin",
     "missing_runtimes",
-    "own_distributions",
 ]
 
 API_VERSION = 1
@@ -67,12 +67,8 @@ KINDS = {
     "command": "drivetrain.commands",
 }
 
-_CORE = "drivetrain"
-
 _RUNTIME_EXTRAS = ("ray",)
-"""The extras of the core that install a runtime with the same name."""
-
-_OUR_EXTRA = re.compile(r"""(drivetrain-[\w-]+).*extra == ['"]([\w.-]+)['"]""")
+"""The extras that install a runtime with the same name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +116,7 @@ class Plugin:
             except InvalidRequirement:  # of another package
                 continue
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if requirement.name.lower() == "drivetrain" and applies:
+            if _normalized(requirement.name) in (CORE, "drivetrain") and applies:
                 return str(requirement.specifier)
         return ""
 
@@ -341,8 +337,8 @@ def _select(candidates: Sequence[Plugin]) -> Plugin:
     """Return the only candidate, or the command of drivetrain itself. Otherwise, raise an error."""
     first = candidates[0]
     if first.kind == "command":
-        first = next((plugin for plugin in candidates if plugin.distribution == _CORE), first)
-    if len(candidates) > 1 and (first.kind, first.distribution) != ("command", _CORE):
+        first = next((plugin for plugin in candidates if plugin.distribution == CORE), first)
+    if len(candidates) > 1 and (first.kind, first.distribution) != ("command", CORE):
         providers = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
         raise PluginError(
             f"[DT-603] {first.kind} {first.name!r}: expected one distribution that provides it, got {providers}. "
@@ -438,33 +434,15 @@ def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
 
 def _extra_of(name: str) -> str | None:
     """Return the extra that installs a plugin, or None. The extra ``x`` installs the plugins ``x`` and ``x_...``."""
-    return next((extra for extra in _extra_distributions() if name == extra or name.startswith(f"{extra}_")), None)
-
-
-def _extra_distributions() -> dict[str, str]:
-    """Return a mapping from each extra of the core to the ``drivetrain-...`` distribution that the extra installs."""
-    from importlib.metadata import PackageNotFoundError, requires
-
-    try:
-        required = requires("drivetrain") or []
-    except PackageNotFoundError:  # running from a source tree that is not installed
-        return {}
-    matches = [match for line in required if (match := _OUR_EXTRA.match(line))]
-    return {match[2]: match[1] for match in matches if match[2] != "all"}
-
-
-def own_distributions() -> frozenset[str]:
-    """Return the names of the distributions that the extras of the core install, whether installed or not."""
-    return frozenset(_extra_distributions().values())
+    return next((extra for extra in EXTRAS if name == extra or name.startswith(f"{extra}_")), None)
 
 
 def install_commands(*names: str) -> list[str]:
-    """Return a ``pip`` command for each named extra of the core whose distribution is not installed."""
+    """Return a ``pip`` command for each named extra whose distribution is not installed."""
     from importlib.metadata import distributions
 
-    extras = _extra_distributions()
     installed = {owner[0] for distribution in distributions() if (owner := _owner(distribution)) is not None}
-    missing = [name for name in dict.fromkeys(names) if name in extras and extras[name] not in installed]
+    missing = [name for name in dict.fromkeys(names) if name in EXTRAS and EXTRAS[name] not in installed]
     return [f'pip install "drivetrain[{name}]"' for name in missing]
 
 
@@ -486,3 +464,7 @@ def is_configured(runtime: str) -> bool:
 
 def _address_variable(runtime: str) -> str:
     return f"{runtime.upper()}_ADDRESS"
+
+
+def _normalized(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()

@@ -7,7 +7,7 @@ import re
 
 __all__ = ["installed_versions"]
 
-_CORE = "drivetrain"
+_OURS = ("drivetrain", "drivetrain-core")
 _VARIANTS = ("", "-cpu", "-gpu")  # builds of a framework that are published under separate names
 _NAME = re.compile(r"^Name: (.+)$", re.MULTILINE)
 _VERSION = re.compile(r"^Version: (.+)$", re.MULTILINE)
@@ -25,7 +25,7 @@ def installed_versions() -> dict[str, str]:
     from importlib.metadata import distributions
 
     versions: dict[str, str] = {}
-    plugins = {_CORE}
+    plugins = set(_OURS)
     required: set[str] = set()
     for distribution in distributions():
         # Searching the header is much faster than parsing it with importlib.
@@ -38,9 +38,9 @@ def installed_versions() -> dict[str, str]:
             continue
         versions.setdefault(_normalized(name[1]), version[1])
         requirements = [(_normalized(line[1]), line[2]) for line in _REQUIREMENT.finditer(header)]
-        if _normalized(name[1]) == _CORE:
+        if _normalized(name[1]) in _OURS:
             required |= {other for other, condition in requirements if "extra ==" not in condition}
-        elif any(other == _CORE for other, _ in requirements):
+        elif any(other in _OURS for other, _ in requirements):
             plugins.add(_normalized(name[1]))
             required |= {other for other, _ in requirements}
     names = {f"{name}{variant}" for name in required - plugins for variant in _VARIANTS}

@@ -1,0 +1,35 @@
+"""The distributions of this project that need not be installed: for the hints in error messages.
+
+The metadata of ``drivetrain`` contain the same table, but an environment may contain only ``drivetrain-core``.
+"""
+
+__all__ = ["CORE", "EXTRAS", "OWN"]
+
+CORE = "drivetrain-core"
+"""The distribution to which this module belongs."""
+
+EXTRAS = {
+    "torch": "drivetrain-torch",
+    "lightning": "drivetrain-lightning",
+    "transformers": "drivetrain-hf",
+    "accelerate": "drivetrain-hf",
+    "deepspeed": "drivetrain-hf",
+    "tensorflow": "drivetrain-tf",
+    "xgboost": "drivetrain-gbdt",
+    "lightgbm": "drivetrain-gbdt",
+    "horovod": "drivetrain-horovod",
+    "jax": "drivetrain-jax",
+    "ray": "drivetrain-ray",
+    "tune": "drivetrain-tune",
+    "ray-tune": "drivetrain-ray",
+    "data": "drivetrain-data",
+    "tensorboard": "drivetrain-track",
+    "mlflow": "drivetrain-track",
+    "wandb": "drivetrain-track",
+    "comet": "drivetrain-track",
+    "aim": "drivetrain-track",
+}
+"""The distribution that each extra of ``drivetrain`` installs."""
+
+OWN = frozenset({CORE, "drivetrain", *EXTRAS.values()})
+"""All distributions of this project."""
