@@ -41,7 +41,8 @@ DEV = ROOT / ".nox" / "dev"
 PACKAGES = [
     f"packages/{name}"
     for name in (
-        *("core", "drivetrain", "data", "ray", "track", "tune", "torch"),
+        *("core", "drivetrain", "console", "testing", "launch", "interactive"),
+        *("data", "ray", "track", "tune", "torch"),
         *("lightning", "hf", "tf", "gbdt", "horovod", "jax"),
     )
 ]
@@ -91,10 +92,13 @@ TEST_DEPENDENCIES = [
 BUILD = ("hatchling", "editables")
 
 # Always as paths, so that pip never looks for our own names on an index.
-EDITABLE = ["-e", "packages/core", "-e", "packages/drivetrain", "-e", "packages/torch"]
+EDITABLE = [option for name in ("core", "console", "drivetrain", "torch") for option in ("-e", f"packages/{name}")]
 PLUGINS = [
     option
-    for name in ("data", "ray", "track", "tune", "lightning", "hf", "gbdt", "horovod", "jax")
+    for name in (
+        *("testing", "launch", "interactive", "data", "ray", "track", "tune"),
+        *("lightning", "hf", "gbdt", "horovod", "jax"),
+    )
     for option in ("-e", f"packages/{name}")
 ]
 
@@ -367,7 +371,7 @@ def test_lowest_hf(session: nox.Session) -> None:
     link_from_dev(session, "torch", "sympy", "scikit-learn", "scipy", "pyarrow")
     session.install(
         *EDITABLE,
-        *("-e", "packages/data", "-e", "packages/hf"),
+        *("-e", "packages/testing", "-e", "packages/data", "-e", "packages/hf"),
         TORCH,
         PYARROW,
         *LOWEST_HF,
@@ -411,9 +415,28 @@ def affected(session: nox.Session) -> None:
 NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel", "jax", "orbax-checkpoint")
 # From 0.11.30 on, Orbax needs JAX 0.7, which does not support Python 3.10. Its metadata accept an older JAX anyway.
 ORBAX_ON_310 = "orbax-checkpoint<0.11.30"
-PACKAGES_WITHOUT_TORCH = ("core", "drivetrain", "data", "ray", "track", "tune", "gbdt", "jax")
+PACKAGES_WITHOUT_TORCH = (
+    *("core", "console", "drivetrain", "testing", "launch", "interactive"),
+    *("data", "ray", "track", "tune", "gbdt", "jax"),
+)
 # Without PyTorch: the index has its CPU build only for Python 3.11, and the other build brings gigabytes of CUDA.
-WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", "jax", "contract", "crash", "faults")
+WITHOUT_TORCH = (
+    "core",
+    "console",
+    "testing",
+    "launch",
+    "interactive",
+    "data",
+    "track",
+    "tune",
+    "ray",
+    "gbdt",
+    "tf",
+    "jax",
+    "contract",
+    "crash",
+    "faults",
+)
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])

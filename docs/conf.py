@@ -6,7 +6,6 @@ import inspect
 import pkgutil
 
 import drivetrain
-import drivetrain.testing
 import drivetrain_data
 import drivetrain_gbdt
 import drivetrain_hf

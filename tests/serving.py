@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from drivetrain._views.server import RunsServer
+from drivetrain_console._views.server import RunsServer
 from tests.support import DEADLINE_S, local_storage
 
 

@@ -14,7 +14,7 @@ from stamps import options, stamp
 from drivetrain import Result
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.remote import locate
-from drivetrain._views.server import RunsServer
+from drivetrain_console._views.server import RunsServer
 
 sys.path.append(str(Path(__file__).parents[2]))
 

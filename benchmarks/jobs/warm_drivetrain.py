@@ -6,7 +6,7 @@ import torch.distributed as dist
 from ddp import DistributedDataParallel, backward, make_batch, make_model
 from stamps import options, stamp
 
-from drivetrain import Trainer
+from drivetrain_interactive import Trainer
 
 RUNS = 2
 PAUSE_S = 1.0  # like a user who reads the result of a cell

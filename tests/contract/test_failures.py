@@ -472,7 +472,7 @@ def test_process_that_dies_slowly_is_the_cause_of_its_peers_errors(
     runtime: RuntimeUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drivetrain._runtimes.local._DEATH_WAIT_S", 60.0)
-    monkeypatch.setattr("drivetrain._runtimes.command.group._NOTICE_WAIT_S", 60.0)
+    monkeypatch.setattr("drivetrain_launch._group._NOTICE_WAIT_S", 60.0)
     line = tmp_path / "line"
     os.mkfifo(line)
 

@@ -14,7 +14,7 @@ import pytest
 
 import drivetrain
 from drivetrain import Backend, Checkpoint, FailureConfig, FailureKind, TrainContext, TrainingFailedError, WorkerGroup
-from drivetrain._views.records import read_run
+from drivetrain.runs.records import read_run
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.support import Collector, local_storage, open_pipe, release, wait_for_release

@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import Trainer, TrainingFailedError
+import drivetrain_interactive
+from drivetrain import TrainingFailedError
+from drivetrain_interactive import Trainer
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.support import Collector, Pipe, is_running, wait_until_exited
 
 DRIVER = """
 import json, os, sys
-from drivetrain import Trainer
+from drivetrain_interactive import Trainer
 from tests.support import send_line, wait_for_release
 given = json.loads(sys.argv[1])
 trainer = Trainer("none", given["num_workers"], runtime=given["runtime"], logdir=given["storage_path"])
@@ -71,11 +73,11 @@ def test_exception_is_not_retried_and_the_next_run_has_new_workers(trainer: Trai
 @with_processes
 def test_run_that_loses_a_worker_resumes_from_its_checkpoint(trainer: Trainer) -> None:
     def train() -> tuple:
-        steps = range((drivetrain.load_checkpoint() or {"step": 0})["step"] + 1, 4)
+        steps = range((drivetrain_interactive.load_checkpoint() or {"step": 0})["step"] + 1, 4)
         for step in steps:
             drivetrain.report(step=step)
-            drivetrain.save_checkpoint(step=step)
-            if step == 2 and drivetrain.world_rank() == 0:
+            drivetrain_interactive.save_checkpoint(step=step)
+            if step == 2 and drivetrain_interactive.world_rank() == 0:
                 deadline = time.monotonic() + 30
                 manifest = Path(drivetrain.get_context().get_run_dir(), "manifest.json")
                 while not manifest.exists() or "checkpoint_000004" not in manifest.read_text():

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from drivetrain._cli import main
+from drivetrain_console import main
 from tests.core.conftest import Install
 
 COMMAND = """
-from drivetrain.plugin import add_command, emit, find_run
+from drivetrain_console import add_command, emit, find_run
 
 def add(commands):
     parser = add_command(commands, "{name}", run, "print the id of a run", "  drivetrain {name} my_run")

@@ -3,7 +3,7 @@
 import pytest
 
 from drivetrain import BackendConfig
-from drivetrain.testing import BackendConformance
+from drivetrain_testing import BackendConformance
 
 
 class TestNoBackend(BackendConformance):

@@ -9,7 +9,7 @@ import pytest
 from drivetrain import CheckpointConfig, CommittedCheckpoint
 from drivetrain._base.metrics import find_metric, flatten, has_metric, reported_metrics
 from drivetrain._storage.retention import rank_checkpoints, retained
-from drivetrain._views.curves import CurveReader
+from drivetrain.runs.curves import CurveReader
 from tests.support import local_storage
 
 

@@ -44,7 +44,8 @@ def installed_distribution(package: str) -> importlib.metadata.Distribution:
 
 def test_all_packages_of_the_design_exist() -> None:
     assert set(PROJECTS) == {
-        *("core", "drivetrain", "data", "ray", "track", "tune", "torch"),
+        *("core", "drivetrain", "console", "testing", "launch", "interactive"),
+        *("data", "ray", "track", "tune", "torch"),
         *("lightning", "hf", "tf", "gbdt", "horovod", "jax"),
     }
     assert PROJECTS["drivetrain"]["name"] == "drivetrain"

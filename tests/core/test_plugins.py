@@ -17,8 +17,8 @@ from drivetrain import (
     RunConfig,
     ScalingConfig,
 )
-from drivetrain._cli import main
 from drivetrain._hooks.plugins import list_plugins, load_plugin, missing_runtimes
+from drivetrain_console import main
 from tests.core.conftest import Install
 
 BACKEND = """

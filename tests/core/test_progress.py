@@ -21,16 +21,16 @@ from drivetrain import (
 )
 from drivetrain._base.console import Console
 from drivetrain._base.outcome import RunOutcome, outcome_of
-from drivetrain._views.records import read_run
 from drivetrain._worker.output import LineEcho
-from drivetrain.loggers import ProgressCallback
+from drivetrain.runs.records import read_run
+from drivetrain_console import ProgressCallback
 from tests.support import PROCESS_LIMIT_S, local_storage
 from tests.terminal import watch
 
 SCRIPT = """
 import os, pathlib, shutil, sys, tempfile, time
 import drivetrain
-import drivetrain.loggers.panel  # imported in advance, so that the panel appears without delay
+import drivetrain_console._progress.panel  # imported in advance, so that the panel appears without delay
 from drivetrain import Callback, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 
 def wait_until_seen(what):

@@ -27,8 +27,8 @@ from drivetrain import (
     TrainContext,
     TrainingFailedError,
 )
-from drivetrain._cli import main
 from drivetrain.plugin import temporary_environment
+from drivetrain_console import main
 from tests.core.conftest import Install
 
 TRAINER = """

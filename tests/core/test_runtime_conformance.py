@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.testing import RuntimeCapability, RuntimeConformance
+from drivetrain_testing import RuntimeCapability, RuntimeConformance
 
 
 class TestLocal(RuntimeConformance):

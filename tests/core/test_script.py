@@ -12,6 +12,7 @@ from tests.support import PROCESS_LIMIT_S
 START = """
 import pickle, sys, threading
 import drivetrain
+import drivetrain_interactive
 
 def fit(function, **options):
     trainer = drivetrain.DataParallelTrainer(
@@ -161,7 +162,7 @@ def test_module_that_is_run_by_its_name_is_imported_by_spawned_processes(folder:
 
 def test_cell_of_a_notebook_that_defines_a_class_again_gives_the_new_class(folder: Path) -> None:
     program = """
-    with drivetrain.Trainer("none", num_workers=1) as trainer:
+    with drivetrain_interactive.Trainer("none", num_workers=1) as trainer:
         class Value:
             number = 1
 

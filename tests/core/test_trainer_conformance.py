@@ -7,7 +7,7 @@ import pytest
 
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer
-from drivetrain.testing import TrainerConformance
+from drivetrain_testing import TrainerConformance
 
 
 def train(config: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import pytest
 import drivetrain
 from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError, WorkerDiedError, WorkerInfo
 from drivetrain.plugin import DriverAddress, GroupSpec, Introduction, RemoteGroup, Runtime, WorkerListener
-from drivetrain.testing import RuntimeCapability, RuntimeConformance
+from drivetrain_testing import RuntimeCapability, RuntimeConformance
 
 WORKER = """
 import os, sys

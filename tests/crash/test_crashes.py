@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.testing.crash import POINTS, VICTIMS, Crash, CrashFound, CrashHarness
+from drivetrain_testing._crash import POINTS, VICTIMS, Crash, CrashFound, CrashHarness
 from tests.s3 import FaultProxy, S3Server
 
 CRASHES = int(os.environ.get("DRIVETRAIN_CRASHES", "6"))

@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from drivetrain.plugin import DatasetProvider
-from drivetrain.testing import DatasetConformance
 from drivetrain_data._provider import TableDatasets
+from drivetrain_testing import DatasetConformance
 from tests.data import providers
 from tests.kits.rejecting import rejection
 

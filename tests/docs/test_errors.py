@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain._cli.explain import Explanation, load_explanations
+from drivetrain_console._commands.explain import Explanation, load_explanations
 from tests.support import ROOT
 
 EXPLANATIONS = load_explanations()

@@ -14,7 +14,7 @@ import drivetrain
 from tests.docs.pages import DOCS
 
 _MODULES = (
-    *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain.testing"),
+    *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain_testing"),
     "drivetrain.loggers",
     "drivetrain_ray",
     "drivetrain_data",

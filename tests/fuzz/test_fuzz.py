@@ -13,7 +13,7 @@ import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, FailureConfig, FailureKind, Result, RunConfig, ScalingConfig
-from drivetrain._views.records import read_run
+from drivetrain.runs.records import read_run
 from tests.fuzz.cases import CASES, End
 from tests.support import Collector, local_storage
 

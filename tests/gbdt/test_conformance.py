@@ -6,9 +6,9 @@ import numpy as np
 
 import drivetrain
 from drivetrain import CheckpointConfig, RunConfig
-from drivetrain.testing import BackendConformance, TrainerConformance
 from drivetrain_gbdt.lightgbm import LightGBMConfig, LightGBMTrainer
 from drivetrain_gbdt.xgboost import XGBoostConfig, XGBoostTrainer
+from drivetrain_testing import BackendConformance, TrainerConformance
 
 
 class TestXGBoost(BackendConformance):

@@ -4,10 +4,10 @@ from typing import Any
 
 import drivetrain
 from drivetrain import RunConfig
-from drivetrain.testing import BackendConformance, TrainerConformance
 from drivetrain_hf._accelerate import AccelerateConfig
 from drivetrain_hf.accelerate import AccelerateTrainer
 from drivetrain_hf.transformers import TransformersTrainer
+from drivetrain_testing import BackendConformance, TrainerConformance
 from drivetrain_torch import TorchConfig
 from tests.hf.trainers import make_trainer
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import drivetrain
-from drivetrain.testing import PrepareConformance
+from drivetrain_testing import PrepareConformance
 from drivetrain_torch import TorchConfig
 
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import drivetrain
-from drivetrain.testing import BackendConformance, TrainerConformance
 from drivetrain_horovod import HorovodConfig, HorovodTrainer
+from drivetrain_testing import BackendConformance, TrainerConformance
 
 
 def all_sum(value: float) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from drivetrain.testing import FrameworkConformance
+from drivetrain_testing import FrameworkConformance
 
 
 class TestFramework(FrameworkConformance):

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import drivetrain
-from drivetrain import CheckpointConfig, FailureKind, Result, RunConfig, ScalingConfig, Trainer, TrainingFailedError
+from drivetrain import CheckpointConfig, FailureKind, Result, RunConfig, ScalingConfig, TrainingFailedError
+from drivetrain_interactive import Trainer
 from drivetrain_jax import JaxConfig, JaxTrainer, prepare_dataset_shard
 from tests.s3 import FaultProxy, S3Server
 from tests.support import PROCESS_LIMIT_S, ROOT

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from drivetrain import Backend, BackendConfig, FailureKind, ScalingConfig, TrainContext, WorkerGroup, WorkerInfo
-from drivetrain.testing import BackendConformance
+from drivetrain_testing import BackendConformance
 from tests.kits.eager_backend import EagerConfig
 from tests.kits.sound_backend import ConfigOf, SoundBackend
 

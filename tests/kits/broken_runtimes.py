@@ -14,8 +14,8 @@ from typing import Any
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._wire.events import Event, Exited, Reported
 from drivetrain.plugin import GroupSpec, LocalRuntime
-from drivetrain.testing import RuntimeCapability, RuntimeConformance
-from drivetrain.testing.runtimejobs import leave_state_behind
+from drivetrain_testing import RuntimeCapability, RuntimeConformance
+from drivetrain_testing._runtimejobs import leave_state_behind
 
 
 class Delegating:

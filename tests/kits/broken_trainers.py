@@ -6,7 +6,7 @@ from typing import Any
 
 import drivetrain
 from drivetrain import BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig
-from drivetrain.testing import TrainerConformance
+from drivetrain_testing import TrainerConformance
 
 
 def train(config: dict[str, Any]) -> None:

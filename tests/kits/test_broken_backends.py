@@ -2,7 +2,7 @@
 
 import pytest
 
-from drivetrain.testing import BackendConformance
+from drivetrain_testing import BackendConformance
 from tests.kits.running import Case, run_cases
 from tests.kits.sound_backend import ConfigOf, SoundBackend
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drivetrain import Callback
-from drivetrain.testing import CallbackConformance
+from drivetrain_testing import CallbackConformance
 from tests.kits.rejecting import rejection
 
 CASES: list[Any] = []
@@ -22,7 +22,7 @@ processes: list[subprocess.Popen[bytes]] = []
 @pytest.fixture(autouse=True)
 def _little_patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shorten the time that threads and processes have to end, and end the processes that a callback has left."""
-    monkeypatch.setattr("drivetrain.testing.cleanup._END_S", 0.5)
+    monkeypatch.setattr("drivetrain_testing._cleanup._END_S", 0.5)
     yield
     while processes:
         processes[-1].kill()

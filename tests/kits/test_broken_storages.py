@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.testing import StorageConformance
+from drivetrain_testing import StorageConformance
 from tests.kits import filesystems
 from tests.kits.rejecting import rejection
 

@@ -1,7 +1,7 @@
 """The conformance kit for callbacks, applied to the callbacks of the core."""
 
 from drivetrain import Callback
-from drivetrain.testing import CallbackConformance
+from drivetrain_testing import CallbackConformance
 
 
 class TestCallback(CallbackConformance):

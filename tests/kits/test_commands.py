@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.testing import CommandConformance
+from drivetrain_testing import CommandConformance
 from tests.core.conftest import Install
 from tests.kits.rejecting import rejection
 
@@ -70,7 +70,7 @@ class TestStacks(CommandConformance):
 
 
 COMMAND = """
-from drivetrain.plugin import add_command, emit
+from drivetrain_console import add_command, emit
 
 def add(commands):
     add_command(commands, "{name}", run, "count to one", "  drivetrain {name}")

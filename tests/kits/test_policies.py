@@ -12,7 +12,7 @@ import pytest
 
 from drivetrain import Failure, FailureConfig
 from drivetrain._hooks.policy import RetryBudget
-from drivetrain.testing import PolicyConformance
+from drivetrain_testing import PolicyConformance
 from tests.kits.rejecting import rejection
 
 

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from pyarrow import fs
 
-from drivetrain.testing import StorageConformance
+from drivetrain_testing import StorageConformance
 from tests.kits.filesystems import PlainFilesystem
 from tests.s3 import FaultProxy, S3Server
 

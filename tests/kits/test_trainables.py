@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.testing import TrainableConformance
+from drivetrain_testing import TrainableConformance
 from tests.core.conftest import Install
 from tests.kits.rejecting import rejection
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from drivetrain.testing import PrepareConformance
+from drivetrain_testing import PrepareConformance
 from drivetrain_torch import TorchConfig
 
 

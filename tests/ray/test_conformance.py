@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drivetrain.testing import DatasetConformance, RuntimeCapability, RuntimeConformance, TrainableConformance
 from drivetrain_ray import RayDatasets
+from drivetrain_testing import DatasetConformance, RuntimeCapability, RuntimeConformance, TrainableConformance
 
 
 @pytest.mark.ray

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import drivetrain
+import drivetrain_interactive
 from drivetrain import (
     ConfigurationError,
     DataParallelTrainer,
@@ -185,9 +186,11 @@ def test_tune_run_with_a_function_of_the_interactive_trainer(tmp_path: Path) -> 
     def train_func(config: dict[str, Any]) -> None:
         for epoch in range(config["num_epochs"]):
             drivetrain.report(output=config["input"])
-            drivetrain.save_checkpoint(epoch=epoch)
+            drivetrain_interactive.save_checkpoint(epoch=epoch)
 
-    interactive = drivetrain.Trainer("none", num_workers=2, runtime="local", logdir=tmp_path / "interactive")
+    interactive = drivetrain_interactive.Trainer(
+        "none", num_workers=2, runtime="local", logdir=tmp_path / "interactive"
+    )
     analysis = tune.run(
         interactive.to_tune_trainable(train_func),
         config={"num_epochs": 2, "input": tune.grid_search([1, 2, 3])},

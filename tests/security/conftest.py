@@ -14,8 +14,8 @@ import pytest
 
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, DrivetrainError, Result, RunConfig, ScalingConfig
-from drivetrain._cli import main
-from drivetrain._cli.parser import make_parser
+from drivetrain_console import main
+from drivetrain_console._commands.parser import make_parser
 
 ALL_ATTACKS = os.environ.get("DRIVETRAIN_ATTACKS") == "all"
 EXIT_CODES = (0, 1, 2, 3)
@@ -66,7 +66,7 @@ def place(good_run: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     """Runs the command in this process, in a directory of its own, and requires a documented exit code."""
-    monkeypatch.setattr("drivetrain._cli.make_parser", cached_parser)
+    monkeypatch.setattr("drivetrain_console.make_parser", cached_parser)
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.chdir(tmp_path)
 

@@ -24,7 +24,7 @@ from drivetrain._storage import holds
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.holds import delete_unless_held
 from drivetrain._storage.remote import locate
-from drivetrain.interactive.dicts import DICT_FILE, dump, load
+from drivetrain_interactive._dicts import DICT_FILE, dump, load
 from tests.security.conftest import Command
 from tests.support import local_storage
 

@@ -20,7 +20,6 @@ from drivetrain import (
     StorageError,
     get_checkpoint,
 )
-from drivetrain._cli import main
 from drivetrain._storage import lock
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem
@@ -28,8 +27,9 @@ from drivetrain._storage.lock import find_holder
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
 from drivetrain._storage.reading import MAX_VALUES, is_damage, size_limit
 from drivetrain._storage.remote import FsspecFilesystem
-from drivetrain._views import page
-from drivetrain._views.page import describe_run
+from drivetrain_console import main
+from drivetrain_console._views import page
+from drivetrain_console._views.page import describe_run
 from tests.security.conftest import ALL_ATTACKS, Command, read_in_python, reading_commands
 from tests.support import local_storage
 
@@ -339,7 +339,7 @@ def test_limits_are_those_of_the_documentation() -> None:
 MEMORY_OF_AN_ATTACK = """
 import contextlib, io, os, re, sys
 from pathlib import Path
-from drivetrain._cli import main
+from drivetrain_console import main
 from tests.security.test_hostile_runs import attack
 
 def command(*words):

@@ -13,12 +13,12 @@ import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, DrivetrainError, RunConfig, ScalingConfig, StorageError
-from drivetrain._cli import main
-from drivetrain._cli.tail import _follow, _lines_from
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.reading import MAX_LINE_BYTES
 from drivetrain._storage.remote import locate
 from drivetrain.loggers import CSVLoggerCallback, JsonLoggerCallback
+from drivetrain_console import main
+from drivetrain_console._commands.tail import _follow, _lines_from
 from tests.security.conftest import Command
 from tests.support import DEADLINE_S, local_storage, open_pipe, wait_for_release
 

@@ -22,7 +22,7 @@ from drivetrain._base.redact import describe, masked, redact
 from drivetrain._driver.control import ask, listen
 from drivetrain._storage.directory import runs_location
 from drivetrain._storage.lock import RunLock
-from drivetrain._views.plot import plot
+from drivetrain_console._views.plot import plot
 from tests.security.conftest import Command, reading_commands
 from tests.support import PROCESS_LIMIT_S
 

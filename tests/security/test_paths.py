@@ -22,7 +22,6 @@ from drivetrain import (
     ScalingConfig,
     StorageError,
 )
-from drivetrain._cli import main
 from drivetrain._storage.checkpoint import checkpoint_in, parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
@@ -30,6 +29,7 @@ from drivetrain._storage.layout import require_checkpoint_name
 from drivetrain._storage.manifest import delete_checkpoints, read_manifest
 from drivetrain._storage.node import share_directory
 from drivetrain._storage.remote import locate
+from drivetrain_console import main
 from tests.support import local_storage
 
 Attack = Callable[[Path, Path], None]

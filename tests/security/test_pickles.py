@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import (
-    Checkpoint,
-    DataParallelTrainer,
-    DrivetrainError,
-    Result,
-    RunConfig,
-    ScalingConfig,
-    load_checkpoint,
-)
-from drivetrain.interactive.dicts import DICT_FILE
+from drivetrain import Checkpoint, DataParallelTrainer, DrivetrainError, Result, RunConfig, ScalingConfig
+from drivetrain_interactive import load_checkpoint
+from drivetrain_interactive._dicts import DICT_FILE
 from tests.security.conftest import Command, read_in_python, reading_commands
 
 

@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import (
-    Checkpoint,
-    CommandRuntime,
-    DataParallelTrainer,
-    FailureConfig,
-    Result,
-    RunConfig,
-    ScalingConfig,
-)
+from drivetrain import Checkpoint, DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
 from drivetrain._wire import handshake
+from drivetrain_launch import CommandRuntime
 
 VARIABLE = "CANARY_OF_THE_ENVIRONMENT"
 TOKEN = b"canary-of-the-token-of-32-bytes!"

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from drivetrain._views.server import RunsServer
+from drivetrain_console._views.server import RunsServer
 from tests import serving as serve
 from tests.security.conftest import ALL_ATTACKS
 from tests.security.test_hostile_runs import MAKERS, make_fifo, replace

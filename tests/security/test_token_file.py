@@ -10,16 +10,9 @@ from typing import Any
 
 import pytest
 
-from drivetrain import (
-    CommandRuntime,
-    ConfigurationError,
-    DataParallelTrainer,
-    RunConfig,
-    ScalingConfig,
-    TrainingFailedError,
-)
-from drivetrain._runtimes.command import token
-from drivetrain._runtimes.command.token import TokenFile, read_token
+from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
+from drivetrain_launch import CommandRuntime, token
+from drivetrain_launch._token import TokenFile, read_token
 
 TOKEN = b"canary-of-the-token-of-32-bytes!"
 # Writes the mode of the file with the token and the environment, and starts the worker without the environment.
@@ -134,7 +127,7 @@ def test_supervisor_reads_only_a_regular_file_and_never_blocks(directory: Path, 
 
 def test_supervisor_without_a_token_prints_one_line() -> None:
     finished = subprocess.run(
-        [sys.executable, "-m", "drivetrain._runtimes.command", "127.0.0.1", "1", "0"],
+        [sys.executable, "-m", "drivetrain_launch", "127.0.0.1", "1", "0"],
         env={name: value for name, value in os.environ.items() if name != token.TOKEN_VARIABLE},
         capture_output=True,
         text=True,

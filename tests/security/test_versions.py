@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, StorageError
-from drivetrain._cli import main
 from drivetrain._storage.layout import VERSION
-from drivetrain._views.records import read_run
+from drivetrain.runs.records import read_run
+from drivetrain_console import main
 from tests.security.stored_run import train
 from tests.support import local_storage
 

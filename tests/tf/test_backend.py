@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import drivetrain
+import drivetrain_interactive
 from drivetrain import ConfigurationError, FailureKind, ResourceError, Result, ScalingConfig, TrainingFailedError
 from drivetrain_tf import TensorflowConfig, TensorflowTrainer, prepare_dataset_shard
 from tests.support import Collector
@@ -124,7 +125,7 @@ def test_reused_workers_train_again(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         return float(total())
 
     monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(tmp_path))
-    with drivetrain.Trainer(backend=TensorflowConfig(), num_workers=2) as trainer:
+    with drivetrain_interactive.Trainer(backend=TensorflowConfig(), num_workers=2) as trainer:
         assert [trainer.run(train) for _ in range(2)] == [[2, 2], [2, 2]]
 
 

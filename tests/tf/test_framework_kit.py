@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from drivetrain.testing import FrameworkConformance
+from drivetrain_testing import FrameworkConformance
 
 
 class TestTensorflow(FrameworkConformance):

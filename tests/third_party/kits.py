@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from acme_lines import LineDatasets, LineFile
 from acme_sqlite import SqliteFileSystem
 
-from drivetrain.testing import (
+from drivetrain_testing import (
     CallbackConformance,
     DatasetConformance,
     PolicyConformance,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import drivetrain
-from drivetrain.testing import BackendConformance, TrainerConformance
+from drivetrain_testing import BackendConformance, TrainerConformance
 from drivetrain_torch import TorchConfig, TorchTrainer
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from drivetrain.testing import FrameworkConformance
+from drivetrain_testing import FrameworkConformance
 
 
 class TestFramework(FrameworkConformance):

@@ -21,7 +21,7 @@ SETUP = """
 import json, os, sys
 sys.path.insert(0, {root!r})
 import drivetrain
-from drivetrain import Trainer
+from drivetrain_interactive import Trainer
 trainer = Trainer(backend="torch", num_workers=2, logdir={logdir!r})
 trainer.start()
 """

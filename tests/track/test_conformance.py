@@ -10,9 +10,8 @@ import pytest
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from drivetrain import Result
-from drivetrain.plugin import TrackerCallback
-from drivetrain.testing import TrackerConformance
-from drivetrain_track import MLflowLoggerCallback, TBXLoggerCallback
+from drivetrain_track import MLflowLoggerCallback, TBXLoggerCallback, TrackerCallback
+from drivetrain_track.testing import TrackerConformance
 from tests.events import read_events
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"

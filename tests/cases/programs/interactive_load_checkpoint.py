@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import drivetrain
-from drivetrain import Checkpoint, Trainer
+import drivetrain_interactive
+from drivetrain import Checkpoint
+from drivetrain_interactive import Trainer
 
 
 def train_func(config: dict[str, Any]) -> list[Any]:
-    rank = drivetrain.world_rank()
-    seen = [(drivetrain.load_checkpoint() or {}).get("state")]
+    rank = drivetrain_interactive.world_rank()
+    seen = [(drivetrain_interactive.load_checkpoint() or {}).get("state")]
     for epoch in range(3):
         state = [rank, epoch]
-        drivetrain.save_checkpoint(state=state)
+        drivetrain_interactive.save_checkpoint(state=state)
         state.append("changed later")
-        seen.append((drivetrain.load_checkpoint() or {}).get("state"))
+        seen.append((drivetrain_interactive.load_checkpoint() or {}).get("state"))
     if config["report"]:
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, f"of_rank_{rank}").touch()
             drivetrain.report(loss=1.0, checkpoint=Checkpoint.from_directory(directory))
         try:
-            seen.append(drivetrain.load_checkpoint())
+            seen.append(drivetrain_interactive.load_checkpoint())
         except drivetrain.CheckpointError:
             seen.append("another checkpoint")
     return seen

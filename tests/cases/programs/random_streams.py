@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import drivetrain
+import drivetrain_interactive
 from drivetrain_torch import TorchTrainer
 
 WORKERS = 3
@@ -80,7 +81,7 @@ def fit(**config):
 def run_twice_in_the_same_processes():
     """Return what all ranks have drawn in two runs of an interactive trainer; the first one sets the seed."""
     drawn = []
-    with drivetrain.Trainer(
+    with drivetrain_interactive.Trainer(
         "torch", num_workers=WORKERS, runtime=RUNTIME, run_config=drivetrain.RunConfig(verbose=0)
     ) as trainer:
         for seeded in (True, False):

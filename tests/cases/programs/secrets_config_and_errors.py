@@ -16,7 +16,8 @@ from typing import Any
 
 import drivetrain
 from drivetrain import Callback, DataParallelTrainer, RunConfig, ScalingConfig
-from drivetrain.plugin import Run, parameters
+from drivetrain.plugin import Run
+from drivetrain_track import parameters
 
 CANARY = "canary"
 CONFIG = {

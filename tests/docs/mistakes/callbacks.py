@@ -1,5 +1,5 @@
 from drivetrain import Callback
-from drivetrain.plugin import TrackerCallback
+from drivetrain_track import TrackerCallback
 from tests.docs.mistakes.making import load, mistake, train
 
 

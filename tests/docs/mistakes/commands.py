@@ -1,4 +1,4 @@
-from drivetrain._cli import main
+from drivetrain_console import main
 from tests.docs.mistakes.making import install, load, mistake
 
 
@@ -15,7 +15,7 @@ def exits():
 @mistake("an entry point whose name differs from the command")
 def other_name():
     source = """
-    from drivetrain.plugin import add_command
+    from drivetrain_console import add_command
     def plugin(commands):
         add_command(commands, "list-runs", print, "list runs", "")
     """

@@ -1,5 +1,5 @@
 from drivetrain import FailureConfig
-from drivetrain._cli import main
+from drivetrain_console import main
 from tests.docs.mistakes.making import install, mistake, train
 
 POLICY = "def plugin(failure, history): return False"

@@ -1,4 +1,4 @@
-from drivetrain.testing import CallbackConformance
+from drivetrain_testing import CallbackConformance
 
 
 class TestBestValue(CallbackConformance):

@@ -3,7 +3,7 @@
 import argparse
 
 from drivetrain import Result
-from drivetrain.plugin import Commands, add_command, emit, find_run
+from drivetrain_console import Commands, add_command, emit, find_run
 
 
 def add_last(commands: Commands) -> None:

@@ -1,4 +1,4 @@
-from drivetrain.testing import CommandConformance
+from drivetrain_testing import CommandConformance
 
 
 class TestLast(CommandConformance):

@@ -1,4 +1,4 @@
-from drivetrain.testing import PolicyConformance
+from drivetrain_testing import PolicyConformance
 
 
 class TestPatientPolicy(PolicyConformance):

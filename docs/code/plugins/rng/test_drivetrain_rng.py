@@ -1,6 +1,6 @@
 import numpy as np
 
-from drivetrain.testing import PrepareConformance
+from drivetrain_testing import PrepareConformance
 
 
 class TestPrepare(PrepareConformance):

@@ -1,6 +1,6 @@
 from sqlfs import SQLiteFileSystem
 
-from drivetrain.testing import StorageConformance
+from drivetrain_testing import StorageConformance
 
 
 class TestSQLiteFileSystem(StorageConformance):

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 
 from drivetrain import Run
-from drivetrain.plugin import Entry, TrackerCallback, numbers
+from drivetrain_track import Entry, TrackerCallback, numbers
 
 _SCHEMA = """
 create table if not exists runs (id text primary key, name text, status text);

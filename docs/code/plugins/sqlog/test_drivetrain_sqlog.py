@@ -4,7 +4,7 @@ from contextlib import closing
 
 from drivetrain_sqlog import SQLiteTracker
 
-from drivetrain.testing import TrackerConformance
+from drivetrain_track.testing import TrackerConformance
 
 
 class TestSQLiteTracker(TrackerConformance):

@@ -2,7 +2,7 @@ import sqlite3
 
 from drivetrain_sqltable import Table, TableDatasets
 
-from drivetrain.testing import DatasetConformance
+from drivetrain_testing import DatasetConformance
 
 
 class TestTableDatasets(DatasetConformance):

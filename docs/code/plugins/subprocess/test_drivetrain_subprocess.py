@@ -1,4 +1,4 @@
-from drivetrain.testing import RuntimeCapability, RuntimeConformance
+from drivetrain_testing import RuntimeCapability, RuntimeConformance
 
 
 class TestSubprocessRuntime(RuntimeConformance):

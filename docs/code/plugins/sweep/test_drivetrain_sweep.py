@@ -1,4 +1,4 @@
-from drivetrain.testing import TrainableConformance
+from drivetrain_testing import TrainableConformance
 
 
 class TestSweep(TrainableConformance):

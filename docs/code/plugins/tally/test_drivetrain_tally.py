@@ -1,6 +1,6 @@
 from drivetrain_tally import TallyConfig, all_sum
 
-from drivetrain.testing import BackendConformance
+from drivetrain_testing import BackendConformance
 
 
 class TestTally(BackendConformance):

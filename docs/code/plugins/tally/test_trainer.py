@@ -1,7 +1,7 @@
 from drivetrain_tally import TallyTrainer, all_sum
 
 import drivetrain
-from drivetrain.testing import TrainerConformance
+from drivetrain_testing import TrainerConformance
 
 
 def train_func():

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from drivetrain._hooks.dataset import DatasetShard
     from drivetrain._hooks.policy import FailurePolicy
     from drivetrain._hooks.preparing import prepare
-    from drivetrain._runtimes.command.runtime import CommandRuntime
     from drivetrain._storage.checkpoint import Checkpoint
     from drivetrain._storage.committed import CommittedCheckpoint
     from drivetrain._wire.events import PreemptionInfo
@@ -65,11 +64,6 @@ if TYPE_CHECKING:
         WaitTimeoutError,
         WorkerDiedError,
     )
-    from drivetrain.interactive.callbacks import TrainingCallback
-    from drivetrain.interactive.dicts import load_checkpoint, save_checkpoint
-    from drivetrain.interactive.iterator import TrainingIterator
-    from drivetrain.interactive.ranks import local_rank, world_rank, world_size
-    from drivetrain.interactive.trainer import CheckpointStrategy, Trainer
 else:
     _SOURCES = {
         "drivetrain._base.failure": "Failure",
@@ -84,7 +78,6 @@ else:
         "drivetrain._hooks.dataset": "DatasetShard",
         "drivetrain._hooks.policy": "FailurePolicy",
         "drivetrain._hooks.preparing": "prepare",
-        "drivetrain._runtimes.command.runtime": "CommandRuntime",
         "drivetrain._storage.checkpoint": "Checkpoint",
         "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",
@@ -99,13 +92,8 @@ else:
             "RunCancelledError RunExistsError RunInUseError SerializationError SessionError "
             "StorageError TrainingFailedError WaitTimeoutError WorkerDiedError"
         ),
-        "drivetrain.interactive.callbacks": "TrainingCallback",
-        "drivetrain.interactive.dicts": "load_checkpoint save_checkpoint",
-        "drivetrain.interactive.iterator": "TrainingIterator",
-        "drivetrain.interactive.ranks": "local_rank world_rank world_size",
-        "drivetrain.interactive.trainer": "CheckpointStrategy Trainer",
     }
-    __getattr__, __dir__ = lazy_names(__name__, _SOURCES, "config errors interactive loggers plugin testing")
+    __getattr__, __dir__ = lazy_names(__name__, _SOURCES, "config errors loggers plugin runs")
 
 __all__ = [
     "Backend",
@@ -116,9 +104,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
-    "CheckpointStrategy",
     "CheckpointUploadMode",
-    "CommandRuntime",
     "CommittedCheckpoint",
     "ConfigurationError",
     "DataConfig",
@@ -149,10 +135,7 @@ __all__ = [
     "StorageError",
     "SyncConfig",
     "TrainContext",
-    "Trainer",
-    "TrainingCallback",
     "TrainingFailedError",
-    "TrainingIterator",
     "WaitTimeoutError",
     "WorkerDiedError",
     "WorkerGroup",
@@ -163,14 +146,9 @@ __all__ = [
     "get_dataset_shard",
     "get_preemption_info",
     "heartbeat",
-    "load_checkpoint",
-    "local_rank",
     "prepare",
     "report",
     "restore",
     "resume_later",
-    "save_checkpoint",
     "shared_checkpoint",
-    "world_rank",
-    "world_size",
 ]

@@ -263,9 +263,9 @@ class ScalingConfig(ShowsFields):
             ``"STRICT_SPREAD"``.
         accelerator_type: the GPU model that each worker must have, such as ``"A100"`` (Ray only).
         runtime: ``"inprocess"``, ``"local"``, ``"command"``, ``"ray"``, the name of another installed runtime, or a
-            :class:`~drivetrain.plugin.Runtime` such as :class:`~drivetrain.CommandRuntime`. None selects ``inprocess``
-            if ``num_workers`` is 0; ``ray`` if a dataset requires it, this process is connected to a Ray cluster, or
-            ``RAY_ADDRESS`` is set; and ``local`` otherwise.
+            :class:`~drivetrain.plugin.Runtime` such as ``drivetrain_launch.CommandRuntime(...)``. None selects
+            ``inprocess`` if ``num_workers`` is 0; ``ray`` if a dataset requires it, this process is connected to a Ray
+            cluster, or ``RAY_ADDRESS`` is set; and ``local`` otherwise.
         elastic_resize_monitor_interval_s: minimum number of seconds between two checks for free resources. While an
             elastic run has fewer workers than its maximum, it checks right after a checkpoint is committed, and
             restarts with more workers if there are resources for them. A train function that polls for preemption saves

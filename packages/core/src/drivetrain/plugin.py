@@ -21,7 +21,7 @@ group                     the plugin provides
 An installed plugin runs no code until it is selected by name, with three exceptions: drivetrain asks every dataset
 provider whether it accepts a dataset, every runtime whether the environment selects it, and the plugin of every
 framework that a process has imported. A plugin imports this
-module, ``drivetrain`` and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The
+module, ``drivetrain`` and, in its tests, ``drivetrain_testing``; everything else in the package is internal. The
 classes that plugins derive from are all here; those that users need too are the same objects as in ``drivetrain``.
 """
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from drivetrain._base.outcome import RunOutcome, outcome_of
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
-    from drivetrain._cli.output import Commands, add_command, emit, find_run
     from drivetrain._driver.arguments import TrainerArguments, check_param_space, merge_arguments
     from drivetrain._driver.trainer import DataParallelTrainer
     from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
@@ -68,8 +67,6 @@ if TYPE_CHECKING:
     from drivetrain._worker.main import worker_main
     from drivetrain._worker.stacks import read_stacks
     from drivetrain.errors import FailureKind
-    from drivetrain.loggers.entries import Entry, Ranks
-    from drivetrain.loggers.tracker import TrackerCallback, numbers, parameters
 else:
     _SOURCES = {
         "drivetrain._base.console": "Console",
@@ -78,7 +75,6 @@ else:
         "drivetrain._base.outcome": "outcome_of RunOutcome",
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
-        "drivetrain._cli.output": "add_command Commands emit find_run",
         "drivetrain._driver.arguments": "check_param_space merge_arguments TrainerArguments",
         "drivetrain._driver.trainer": "DataParallelTrainer",
         "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
@@ -104,8 +100,6 @@ else:
         "drivetrain._worker.main": "worker_main",
         "drivetrain._worker.stacks": "read_stacks",
         "drivetrain.errors": "FailureKind",
-        "drivetrain.loggers.entries": "Entry Ranks",
-        "drivetrain.loggers.tracker": "numbers parameters TrackerCallback",
     }
     __getattr__, __dir__ = lazy_names(__name__, _SOURCES)
 
@@ -115,13 +109,11 @@ __all__ = [
     "Backend",
     "BackendConfig",
     "Callback",
-    "Commands",
     "Console",
     "DataParallelTrainer",
     "DatasetProvider",
     "DatasetShard",
     "DriverAddress",
-    "Entry",
     "Failure",
     "FailureKind",
     "FailurePolicy",
@@ -135,7 +127,6 @@ __all__ = [
     "LocalRuntime",
     "OpenedDataset",
     "ProcessValue",
-    "Ranks",
     "RemoteGroup",
     "Report",
     "Run",
@@ -145,31 +136,25 @@ __all__ = [
     "Shard",
     "SplitRequest",
     "Storage",
-    "TrackerCallback",
     "TrainContext",
     "TrainerArguments",
     "Trial",
     "WorkerGroup",
     "WorkerInfo",
     "WorkerListener",
-    "add_command",
     "check_param_space",
     "checkpoint_in",
     "delete_checkpoints",
     "dumps",
-    "emit",
     "find_metric",
-    "find_run",
     "flatten",
     "is_instance_of",
     "load_plugin",
     "locate",
     "merge_arguments",
     "node_accelerators",
-    "numbers",
     "open_storage",
     "outcome_of",
-    "parameters",
     "quick",
     "read_stacks",
     "redact",

@@ -1,4 +1,4 @@
-"""Callbacks for experiment trackers. Each is in a separate module that is imported on first use."""
+"""The base class of trackers, and callbacks for experiment trackers. Each is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drivetrain_track._entries import Entry, Ranks
+    from drivetrain_track._tracker import TrackerCallback, numbers, parameters
     from drivetrain_track.aim import AimLoggerCallback
     from drivetrain_track.comet import CometLoggerCallback
     from drivetrain_track.mlflow import MLflowLoggerCallback
@@ -15,12 +17,22 @@ if TYPE_CHECKING:
 __all__ = [
     "AimLoggerCallback",
     "CometLoggerCallback",
+    "Entry",
     "MLflowLoggerCallback",
+    "Ranks",
     "TBXLoggerCallback",
+    "TrackerCallback",
     "WandbLoggerCallback",
+    "numbers",
+    "parameters",
 ]
 
 _MODULES = {
+    "Entry": "_entries",
+    "Ranks": "_entries",
+    "TrackerCallback": "_tracker",
+    "numbers": "_tracker",
+    "parameters": "_tracker",
     "AimLoggerCallback": "aim",
     "CometLoggerCallback": "comet",
     "MLflowLoggerCallback": "mlflow",

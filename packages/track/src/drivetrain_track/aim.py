@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
+from drivetrain_track._entries import Entry, Ranks
+from drivetrain_track._tracker import TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
     from drivetrain import Failure, Run
@@ -24,8 +25,8 @@ class AimLoggerCallback(TrackerCallback):
         experiment_name: the experiment; None for the name of the run.
         system_tracking_interval: seconds between measurements of the resource usage of the driver's machine; None
             measures nothing.
-        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
+        ranks: see :class:`~drivetrain_track.TrackerCallback`.
+        drain_timeout_s: see :class:`~drivetrain_track.TrackerCallback`.
 
     Raises:
         PluginNotFoundError: ``aim`` is not installed.

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
+from drivetrain_track._entries import Entry, Ranks
+from drivetrain_track._tracker import TrackerCallback, numbers, parameters
 from drivetrain_track.names import Names
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class CometLoggerCallback(TrackerCallback):
             run directory.
         tags: tags of the experiment.
         save_checkpoints: store every committed checkpoint as a model with the checkpoint's name.
-        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
+        ranks: see :class:`~drivetrain_track.TrackerCallback`.
+        drain_timeout_s: see :class:`~drivetrain_track.TrackerCallback`.
         **experiment: ``workspace``, ``project_name``, and other arguments of ``comet_ml.ExperimentConfig``.
 
     Raises:

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import Entry, Ranks, RunOutcome, TrackerCallback, numbers, outcome_of, parameters, redact
+from drivetrain.plugin import RunOutcome, outcome_of, redact
+from drivetrain_track._entries import Entry, Ranks
+from drivetrain_track._tracker import TrackerCallback, numbers, parameters
 from drivetrain_track.names import Names
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ class MLflowLoggerCallback(TrackerCallback):
         save_artifact: store every committed checkpoint as an artifact with the checkpoint's name.
         log_system_metrics: log the usage of CPU, memory, disk, network and GPUs on the driver's machine every 10 s, or
             at the interval in ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL``.
-        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
+        ranks: see :class:`~drivetrain_track.TrackerCallback`.
+        drain_timeout_s: see :class:`~drivetrain_track.TrackerCallback`.
 
     Raises:
         PluginNotFoundError: ``mlflow`` is not installed.

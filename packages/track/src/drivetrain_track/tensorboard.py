@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
+from drivetrain_track._entries import Entry, Ranks
+from drivetrain_track._tracker import TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
     from drivetrain import Failure, Run
@@ -41,8 +42,8 @@ class TBXLoggerCallback(TrackerCallback):
 
     Args:
         artifacts: also read images and arrays, as described above.
-        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
+        ranks: see :class:`~drivetrain_track.TrackerCallback`.
+        drain_timeout_s: see :class:`~drivetrain_track.TrackerCallback`.
 
     Raises:
         PluginNotFoundError: ``tensorboard`` is not installed.

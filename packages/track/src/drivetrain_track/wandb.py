@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import Entry, Ranks, TrackerCallback, parameters
+from drivetrain_track._entries import Entry, Ranks
+from drivetrain_track._tracker import TrackerCallback, parameters
 
 if TYPE_CHECKING:
     import os
@@ -35,8 +36,8 @@ class WandbLoggerCallback(TrackerCallback):
         excludes: metrics that are not logged.
         log_config: log the train function's config.
         upload_checkpoints: store every committed checkpoint as a version of the artifact ``checkpoint_<run id>``.
-        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
+        ranks: see :class:`~drivetrain_track.TrackerCallback`.
+        drain_timeout_s: see :class:`~drivetrain_track.TrackerCallback`.
         **init: other arguments of ``wandb.init``, such as ``entity`` or ``tags``.
 
     Raises:

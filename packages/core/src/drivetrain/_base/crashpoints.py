@@ -1,4 +1,4 @@
-"""Named points of the storage protocol at which a test can kill processes: see :mod:`drivetrain.testing.crash`.
+"""Named points of the storage protocol at which a test can kill processes: see :mod:`drivetrain_testing._crash`.
 
 Outside such a test, reaching a point costs one lookup in the environment.
 """

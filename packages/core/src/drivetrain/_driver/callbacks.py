@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import cast
 
 from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.plugins import create_plugin
+from drivetrain._hooks.plugins import create_plugin, installed_plugins, load_plugin
 from drivetrain._hooks.signatures import find_misspelled_method, find_wrong_method
 from drivetrain.config import RunConfig
 from drivetrain.errors import PluginBrokenError
 from drivetrain.loggers.csvfile import CSVLoggerCallback
 from drivetrain.loggers.jsonfile import JsonLoggerCallback
 from drivetrain.loggers.missing import MissingMetrics
-from drivetrain.loggers.progress import ProgressCallback
 from drivetrain.loggers.timeline import Timeline
-from drivetrain.loggers.tracker import TrackerCallback
 
 __all__ = ["make_callbacks", "unknown_hooks"]
+
+_DISPLAY = "progress"
+"""The name of the callback that shows the progress of a run, if it is installed."""
 
 
 def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> list[Callback]:
@@ -36,14 +38,13 @@ def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> li
     """
     given = [_make(callback) for callback in config.callbacks]
     for callback in given:
-        is_tracker = isinstance(callback, TrackerCallback)
-        if (problem := find_wrong_method(callback, TrackerCallback if is_tracker else Callback)) is not None:
+        if (problem := find_wrong_method(callback, _interface_of(callback))) is not None:
             raise PluginBrokenError(f"[DT-602] RunConfig(callbacks=...): {problem}")
         for message in unknown_hooks(callback):
             warnings.warn(message, stacklevel=2)
     defaults: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback, MissingMetrics]
-    if config.verbose:
-        defaults.append(ProgressCallback)
+    if config.verbose and any(plugin.name == _DISPLAY for plugin in installed_plugins("callback")):
+        defaults.append(load_plugin("callback", _DISPLAY))
     created = [*(kind() for kind in defaults), *of_backend]
     return [each for each in created if not any(isinstance(callback, type(each)) for callback in given)] + given
 
@@ -58,10 +59,15 @@ def _make(given: object) -> Callback:
     return callback
 
 
+def _interface_of(callback: object) -> type:
+    """Return the class whose methods a callback implements: its first abstract base class, or ``Callback``."""
+    return next((base for base in type(callback).__mro__ if inspect.isabstract(base)), Callback)
+
+
 def unknown_hooks(callback: object) -> list[str]:
     """Return a message for each method whose name looks like a hook, although drivetrain never calls it.
 
-    For trackers, this includes the methods of trackers, such as ``log_failure``.
+    For subclasses of an abstract class, such as trackers, this includes the methods of that class.
     """
     hooks = {name for name in dir(Callback) if name.startswith("on_")}
     messages = []
@@ -73,5 +79,6 @@ def unknown_hooks(callback: object) -> list[str]:
             hint = f" Did you mean {closest[0]!r}?" if closest else f" The hooks are: {', '.join(sorted(hooks))}."
             owner = type(callback).__qualname__
             messages.append(f"{owner}.{name}() is never called, because Callback has no such hook.{hint}")
-    misspelled = find_misspelled_method(callback, TrackerCallback) if isinstance(callback, TrackerCallback) else None
+    interface = _interface_of(callback)
+    misspelled = find_misspelled_method(callback, interface) if interface is not Callback else None
     return messages if misspelled is None else [*messages, misspelled]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -15,6 +15,7 @@ from drivetrain._base.notebook import as_table
 from drivetrain._base.outcome import RunOutcome
 from drivetrain._base.printable import printable_text
 from drivetrain._base.redact import redact
+from drivetrain._hooks.plugins import load_plugin
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
@@ -163,12 +164,8 @@ class Result:
             ValueError: none of the ranks reported one of the metrics as a number.
             ModuleNotFoundError: matplotlib is not installed.
         """
-        from drivetrain._views.curves import CurveReader, choose_curves
-        from drivetrain._views.figures import draw_figure
-
-        reader = CurveReader(self.storage)
-        reader.update()
-        return draw_figure(choose_curves(reader.curves(), metrics, ranks), log=log)
+        draw: Callable[..., Figure] = load_plugin("view", "plot")
+        return draw(self.storage, metrics, ranks=ranks, log=log)
 
     def write_report(self, path: str | os.PathLike[str]) -> None:
         """Write a self-contained HTML report about the run: attempts, failures, curves and checkpoints.
@@ -181,9 +178,7 @@ class Result:
         Raises:
             OSError: the file cannot be written.
         """
-        from drivetrain._views.page import write_report
-
-        write_report(self.storage, Path(path))
+        load_plugin("view", "page")(self.storage, Path(path))
 
     def __str__(self) -> str:
         width = max(map(len, self._rows))

@@ -28,6 +28,12 @@ EXTRAS = {
     "wandb": "drivetrain-track",
     "comet": "drivetrain-track",
     "aim": "drivetrain-track",
+    "launch": "drivetrain-launch",
+    "interactive": "drivetrain-interactive",
+    "rich": "drivetrain-console",
+    "plot": "drivetrain-console",
+    "completion": "drivetrain-console",
+    "testing": "drivetrain-testing",
 }
 """The distribution that each extra of ``drivetrain`` installs."""
 

@@ -65,6 +65,7 @@ KINDS = {
     "policy": "drivetrain.policies",
     "trainable": "drivetrain.trainables",
     "command": "drivetrain.commands",
+    "view": "drivetrain.views",
 }
 
 _RUNTIME_EXTRAS = ("ray",)

@@ -1,0 +1,1 @@
+"""Reads all information about runs, finished or running, from their directories."""

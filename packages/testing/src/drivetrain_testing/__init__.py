@@ -1,0 +1,74 @@
+"""Conformance tests for plugins, and a harness that crashes jobs and checks their recovery.
+
+The kits import pytest, so each one is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drivetrain_testing._callbacks import CallbackConformance
+    from drivetrain_testing._commands import CommandConformance
+    from drivetrain_testing._conformance import BackendConformance, check_overrides
+    from drivetrain_testing._crash import Crash, CrashFound, CrashHarness, CrashReport
+    from drivetrain_testing._datasets import DatasetConformance
+    from drivetrain_testing._frameworks import FrameworkConformance
+    from drivetrain_testing._policies import PolicyConformance
+    from drivetrain_testing._preparing import PrepareConformance
+    from drivetrain_testing._runtimes import RuntimeCapability, RuntimeConformance
+    from drivetrain_testing._storages import StorageConformance
+    from drivetrain_testing._trainables import TrainableConformance
+    from drivetrain_testing._trainers import TrainerConformance
+
+__all__ = [
+    "BackendConformance",
+    "CallbackConformance",
+    "CommandConformance",
+    "Crash",
+    "CrashFound",
+    "CrashHarness",
+    "CrashReport",
+    "DatasetConformance",
+    "FrameworkConformance",
+    "PolicyConformance",
+    "PrepareConformance",
+    "RuntimeCapability",
+    "RuntimeConformance",
+    "StorageConformance",
+    "TrainableConformance",
+    "TrainerConformance",
+    "check_overrides",
+]
+
+_MODULES = {
+    "CallbackConformance": "_callbacks",
+    "CommandConformance": "_commands",
+    "BackendConformance": "_conformance",
+    "check_overrides": "_conformance",
+    "Crash": "_crash",
+    "CrashFound": "_crash",
+    "CrashHarness": "_crash",
+    "CrashReport": "_crash",
+    "DatasetConformance": "_datasets",
+    "FrameworkConformance": "_frameworks",
+    "PolicyConformance": "_policies",
+    "PrepareConformance": "_preparing",
+    "RuntimeCapability": "_runtimes",
+    "RuntimeConformance": "_runtimes",
+    "StorageConformance": "_storages",
+    "TrainableConformance": "_trainables",
+    "TrainerConformance": "_trainers",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,118 @@
+"""The conformance kit for plugins of ``drivetrain.frameworks``, as tests that a plugin inherits.
+
+A plugin author writes a class with one attribute and up to two methods, and pytest collects the tests::
+
+    from drivetrain_testing import FrameworkConformance
+
+    class TestMyFramework(FrameworkConformance):
+        name = "my_framework"  # its entry point in drivetrain.frameworks
+
+        @staticmethod
+        def draw():
+            return my_framework.random_number()
+
+        @staticmethod
+        def make_objects_of_process():
+            return [my_framework.Group()]
+
+A test that cannot pass for a plugin must be overridden with ``@pytest.mark.xfail(reason=...)``. Overriding a test
+without a reason is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from drivetrain._base.failure import one_line
+from drivetrain._driver.trainer import DataParallelTrainer
+from drivetrain._hooks.framework import Framework
+from drivetrain._hooks.plugins import load_plugin
+from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.errors import ConfigurationError, TrainingFailedError
+from drivetrain_testing._checks import check_equal, forget_test_name
+from drivetrain_testing._conformance import check_overrides
+
+__all__ = ["FrameworkConformance"]
+
+
+class FrameworkConformance:
+    """Tests of the plugin of a framework. Derive a class from it, and set :attr:`name`.
+
+    Attributes:
+        name: the name of its entry point in ``drivetrain.frameworks``: the root module of the framework.
+    """
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not getattr(cls, "name", ""):
+            raise TypeError(f"{cls.__name__}: expected an attribute `name` with the name of the entry point")
+        check_overrides(cls, FrameworkConformance)
+
+    @staticmethod
+    def draw() -> Any:
+        """Return numbers of the framework's global random generator. Without this method, the framework has none."""
+        return secrets.token_hex()
+
+    @staticmethod
+    def make_objects_of_process() -> Sequence[Any]:
+        """Return an object of each class whose objects belong to the process that creates them."""
+        return ()
+
+    def test_forked_workers_draw_different_numbers(self, tmp_path: Path) -> None:
+        forget_test_name()
+        trainer = DataParallelTrainer(
+            _draw,
+            train_loop_config={"draw": type(self).draw, "directory": str(tmp_path)},
+            scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+            run_config=RunConfig(
+                storage_path=tmp_path, preload=[self.name], verbose=0, worker_output="none", start_timeout_s=120
+            ),
+        )
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            raise error.__cause__ or error from None
+        first, second = (Path(tmp_path, f"drawn_{rank}").read_text() for rank in range(2))
+        assert first != second, f"expected other random numbers on every rank, got {first} on both. Seed in reseed()"
+
+    def test_objects_of_one_process_are_refused(self, tmp_path: Path) -> None:
+        forget_test_name()
+        importlib.import_module(self.name)
+        for value in type(self).make_objects_of_process():
+            trainer = DataParallelTrainer(
+                _use,
+                train_loop_config={"value": value},
+                scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+                run_config=RunConfig(storage_path=tmp_path, verbose=0, worker_output="none"),
+            )
+            with pytest.raises(ConfigurationError) as raised:
+                trainer.fit()
+            check_equal(f"the code of the error for {value!r}", raised.value.code, "DT-130")
+
+    def test_accepts_other_objects(self) -> None:
+        framework: Framework = load_plugin("framework", self.name)()
+        for value in (object(), None, 3, "text", [1, 2], {"loss": 0.5}, print):
+            try:
+                belongs = framework.belongs_to_process(value)
+            except Exception as error:  # of the plugin
+                pytest.fail(f"belongs_to_process({value!r}): expected False, got {one_line(error)}")
+            check_equal(f"belongs_to_process({value!r})", belongs, False)
+
+
+def _draw(config: dict[str, Any]) -> None:
+    from drivetrain._worker.session import get_context
+
+    draw: Callable[[], Any] = config["draw"]
+    Path(config["directory"], f"drawn_{get_context().get_world_rank()}").write_text(repr(draw()))
+
+
+def _use(config: dict[str, Any]) -> None:
+    """Do nothing: the run is refused before it starts."""
