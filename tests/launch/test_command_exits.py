@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain import FailureKind
 from drivetrain._wire.events import Exited
-from drivetrain_launch import group as module
+from drivetrain_launch import _group as module
 from drivetrain_launch._group import CommandGroup
 from drivetrain_launch._launch import Launch
 from drivetrain_launch._supervisor import WorkerExited

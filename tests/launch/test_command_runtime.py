@@ -32,7 +32,7 @@ from drivetrain import (
 )
 from drivetrain._runtimes.processes import fork_process
 from drivetrain_console import main
-from drivetrain_launch import CommandRuntime, guard
+from drivetrain_launch import CommandRuntime, _guard
 from drivetrain_launch._address import own_address
 from drivetrain_launch._shares import Share, VisibleDevices, divide
 from drivetrain_launch._template import Template
@@ -709,10 +709,10 @@ def test_run_ends_although_a_forked_child_of_the_driver_continues(tmp_path: Path
 
 def test_guard_ends_although_another_process_keeps_its_pipe_open() -> None:
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())], stdin=subprocess.PIPE, bufsize=0
+        [sys.executable, "-I", "-S", _guard.__file__, str(os.getpid())], stdin=subprocess.PIPE, bufsize=0
     ) as process:
         assert process.stdin is not None
-        process.stdin.write(guard.END.encode())
+        process.stdin.write(_guard.END.encode())
         assert process.wait(DEADLINE_S) == 0
 
 

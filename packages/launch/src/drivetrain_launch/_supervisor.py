@@ -14,26 +14,20 @@ The supervisor has one thread, and imports no framework.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 from urllib.parse import unquote_to_bytes
 
 from drivetrain._hooks.frameworks import reseed
-from drivetrain._runtimes.processes import (
-    adopt_orphans,
-    children,
-    die_with_parent,
-    fork_process,
-    kill_group,
-)
+from drivetrain._runtimes.parent import ProcessParent
+from drivetrain._runtimes.processes import kill_group
 from drivetrain._runtimes.resources import OomCounter, explain_exit, visible_gpus
 from drivetrain._wire.commands import Refuse
 from drivetrain._wire.frames import Channel
@@ -59,8 +53,6 @@ __all__ = [
 ANY_INDEX = -1
 """The index of a supervisor whose command starts all workers: the driver gives such a supervisor its index."""
 
-_ORPHANS_EXIT_S = 5.0
-_CHECK_S = 0.01
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 """After 20 s without data, the kernel checks every 5 s, up to 4 times, whether the peer's machine still responds."""
 
@@ -173,12 +165,8 @@ class _Supervisor:
         self._address = address
         self._connection = connection
         self._channel = Channel(connection)
-        self._worker: int | None = None
-        self._inherited = children()  # of a shell that was replaced by this process
+        self._parent = ProcessParent(self._on_exit, _SIGNALS)
         self._oom_kills = OomCounter()
-        self._wake_read, self._wake_write = socket.socketpair()
-        for end in (self._wake_read, self._wake_write):
-            end.setblocking(False)
 
     def run(self) -> None:
         """Perform the driver's requests until the connection closes. Then kill all children.
@@ -186,21 +174,16 @@ class _Supervisor:
         Raises:
             ConfigurationError: the driver refuses this supervisor.
         """
-        adopt_orphans()
-        for number in _SIGNALS:
-            signal.signal(number, lambda *_: None)  # without a handler, nothing is written to the wakeup descriptor
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self._parent.begin()
         try:
             while True:
-                ready, _, _ = select.select([self._channel.fileno(), self._wake_read.fileno()], [], [])
-                if self._wake_read.fileno() in ready:
-                    self._on_signals(self._wake_read.recv(4096))
+                ready, _, _ = select.select([self._channel.fileno(), self._parent.fileno()], [], [])
+                if self._parent.fileno() in ready and signal.SIGTERM in self._parent.handle():
+                    self._pass_on_termination()
                 if self._channel.fileno() in ready and not self._perform_next():
                     return
         finally:
-            self._kill_children()
-            self._wake_read.close()
-            self._wake_write.close()
+            self._parent.close()
 
     def _perform_next(self) -> bool:
         """Perform the next request of the driver. Return False if the connection was closed."""
@@ -214,10 +197,10 @@ class _Supervisor:
             case Refuse():
                 raise ConfigurationError(request.reason)
             case StartWorker():
-                self._start(request)
+                self._parent.fork_worker(partial(self._work, request))
             case StopWorker():
-                if self._worker is not None:
-                    kill_group(self._worker, signal.SIGKILL)
+                for pid in self._parent.workers:
+                    kill_group(pid, signal.SIGKILL)
             case SendStacks():
                 stacks = read_stacks({0: (request.pid, request.descriptor)}).get(0, NO_RESPONSE)
                 with contextlib.suppress(OSError):  # the driver did not wait for it
@@ -226,79 +209,29 @@ class _Supervisor:
                     ).close()
         return True
 
-    def _start(self, request: StartWorker) -> None:
-        supervisor = os.getpid()
-        worker = fork_process()
-        if worker == 0:
-            self._become_worker(request, supervisor)
-        self._worker = worker
-
-    def _become_worker(self, request: StartWorker, supervisor: int) -> NoReturn:
-        status = 1
-        try:
-            os.setsid()  # its own process group, so that it can be killed together with its children
-            die_with_parent(supervisor)
-            self._leave_to_worker()
-            faulthandler.enable()
-            os.environ.update(request.environment)
-            for name, value in request.defaults.items():
-                os.environ.setdefault(name, value)
-            with contextlib.suppress(OSError):  # this node may not have the directory
-                os.chdir(request.working_directory)
-            sys.path[:] = dict.fromkeys([*request.module_path, *sys.path])
-            reseed()
-            worker_main(self._address, request.index, preload=request.preload)
-            status = 0
-        except BaseException:  # a worker must not return to the loop; the launcher forwards the traceback to the driver
-            sys.excepthook(*sys.exc_info())
-        finally:
-            flush_output()
-            os._exit(status)
-
-    def _leave_to_worker(self) -> None:
-        """Give a forked process the state that a new one has: without this supervisor's connections and handlers."""
-        signal.set_wakeup_fd(-1)
-        for number in _SIGNALS:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        for connection in (self._connection, self._wake_read, self._wake_write):
-            connection.close()
+    def _work(self, request: StartWorker) -> None:
+        """Run as a worker. The launcher forwards its output to the driver."""
+        self._connection.close()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
+        os.environ.update(request.environment)
+        for name, value in request.defaults.items():
+            os.environ.setdefault(name, value)
+        with contextlib.suppress(OSError):  # this node may not have the directory
+            os.chdir(request.working_directory)
+        sys.path[:] = dict.fromkeys([*request.module_path, *sys.path])
+        reseed()
+        worker_main(self._address, request.index, preload=request.preload)
 
-    def _on_signals(self, numbers: bytes) -> None:
-        if signal.SIGTERM in numbers:
-            self._send(Terminating())
-            if self._worker is not None:  # not every launcher signals the descendants of its processes
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._worker, signal.SIGTERM)
-        self._reap()
+    def _pass_on_termination(self) -> None:
+        self._send(Terminating())
+        for pid in self._parent.workers:  # not every launcher signals the descendants of its processes
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
-    def _reap(self) -> None:
-        """Reap children that have exited, and report the exit of the worker."""
-        with contextlib.suppress(ChildProcessError):  # there are no children
-            # The worker is reaped after its group was killed: until then, the id of the group cannot be reused.
-            while (exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                is_worker = exited.si_pid == self._worker
-                if is_worker:
-                    kill_group(exited.si_pid, signal.SIGKILL)
-                _, status = os.waitpid(exited.si_pid, 0)
-                if is_worker:
-                    self._worker = None
-                    self._kill_children()
-                    exit_code = os.waitstatus_to_exitcode(status)
-                    self._send(WorkerExited(exit_code, *explain_exit(exit_code, self._oom_kills)))
-
-    def _kill_children(self) -> None:
-        """Kill all children, and their children, which become children of this process."""
-        deadline = time.monotonic() + _ORPHANS_EXIT_S
-        while (left := children() - self._inherited) and time.monotonic() < deadline:
-            for pid in left:
-                kill_group(pid, signal.SIGKILL)
-            time.sleep(_CHECK_S)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+    def _on_exit(self, pid: int, exit_code: int) -> None:
+        self._send(WorkerExited(exit_code, *explain_exit(exit_code, self._oom_kills)))
 
     def _send(self, event: WorkerExited | Terminating) -> None:
         with contextlib.suppress(OSError):  # the driver has exited; the loop will notice that

@@ -21,14 +21,12 @@ ready, the driver continues to use the first server, so no group waits for these
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import importlib
 import os
 import pickle
 import pkgutil
 import select
-import signal
 import socket
 import struct
 import sys
@@ -36,17 +34,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from drivetrain._base.processstate import interpreter_options
 from drivetrain._hooks.frameworks import load_frameworks, reseed
-from drivetrain._runtimes.processes import (
-    adopt_orphans,
-    children,
-    die_with_parent,
-    fork_process,
-    kill_group,
-)
+from drivetrain._runtimes.parent import ProcessParent
+from drivetrain._runtimes.processes import fork_process
 from drivetrain._wire.frames import Channel
 from drivetrain._worker.leaving import ExitHandlers, finish_process
 from drivetrain._worker.main import serve
@@ -58,7 +52,6 @@ _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
 _WARMUP_NICENESS = 5  # a lower priority than that of workers
 _SUCCESSOR_EXIT_S = 5.0
-_ORPHANS_EXIT_S = 5.0
 _THREAD_EXIT_S = 1.0
 _CHECK_S = 0.01
 
@@ -132,58 +125,30 @@ class _Server:
     def __init__(self, control: socket.socket, driver: int) -> None:
         self._control = control
         self._driver = driver
-        self._tokens: dict[int, int] = {}  # pid -> token
-        self._own_children: set[int] = set()  # children that are neither workers nor started by workers
+        self._parent = ProcessParent(self._on_exit)
+        self._tokens: dict[int, int] = {}  # by the pid of the worker
         self._successor: int | None = None  # its pidfd
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written to the wakeup descriptor
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
         """Serve the driver until it exits or closes the connection. Then kill all children, and exit."""
-        adopt_orphans()
-        self._own_children = children()  # such as the resource tracker of multiprocessing
+        self._parent.begin()
         try:
             self._loop()
         finally:
-            self._kill_children()
+            self._parent.close()
             if self._successor is not None:  # it would die with this process before it has killed its children
                 select.select([self._successor], [], [], _SUCCESSOR_EXIT_S)
             os._exit(0)
 
     def _loop(self) -> None:
-        watched: list[Any] = [self._control, self._wake_read, self._driver]
+        watched: list[Any] = [self._control, self._parent, self._driver]
         while True:
             ready, _, _ = select.select(watched, [], [])
             if self._driver in ready:
                 return
-            if self._wake_read in ready:
-                with contextlib.suppress(BlockingIOError):
-                    self._wake_read.recv(4096)
-            self._reap()
+            self._parent.handle()
             if self._control in ready and not self._handle():
                 return
-
-    def _kill_children(self) -> None:
-        for pid in self._tokens:
-            kill_group(pid, signal.SIGKILL)
-        for pid in self._tokens:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        self._tokens.clear()
-        deadline = time.monotonic() + _ORPHANS_EXIT_S
-        while self._kill_orphans() and time.monotonic() < deadline:  # their children become children of this process
-            time.sleep(_CHECK_S)
-            self._reap()
-
-    def _kill_orphans(self) -> bool:
-        """Kill the processes that workers have left. Return False if there are none."""
-        orphans = children() - self._own_children - self._tokens.keys()
-        for pid in orphans:
-            kill_group(pid, signal.SIGKILL)
-        return bool(orphans)
 
     def _handle(self) -> bool:
         received = receive(self._control)
@@ -197,18 +162,16 @@ class _Server:
         return True
 
     def _fork_successor(self, modules: Sequence[str], control: int) -> None:
-        parent = os.getpid()
-        pid = fork_process()
-        if pid == 0:
-            die_with_parent(parent)
-            self._close()
-            server = _Server(socket.socket(fileno=control), self._driver)
-            server.warm_up(modules)
-            server.run()
-        self._own_children.add(pid)
+        pid = self._parent.fork_other(partial(self._succeed, modules, control))
         os.close(control)
         with contextlib.suppress(ProcessLookupError):  # it has exited already
             self._successor = os.pidfd_open(pid)
+
+    def _succeed(self, modules: Sequence[str], control: int) -> NoReturn:
+        self._control.close()
+        server = _Server(socket.socket(fileno=control), self._driver)
+        server.warm_up(modules)
+        server.run()
 
     def warm_up(self, modules: Sequence[str]) -> None:
         """Import modules, and then tell the driver that this server is ready. Exit if the modules started threads."""
@@ -221,78 +184,36 @@ class _Server:
             os._exit(0)
         self._send(("ready",))
 
-    def _close(self) -> None:
-        """Close this server's connections in a forked process."""
-        signal.set_wakeup_fd(-1)
-        for connection in (self._control, self._wake_read, self._wake_write):
-            connection.close()
-
     def _fork(self, token: int, request: ForkRequest, descriptors: Sequence[int]) -> None:
         gc.freeze()
-        pid = fork_process()
-        if pid == 0:
-            self._become_worker(request, descriptors)
+        pid = self._parent.fork_worker(partial(self._serve, request, descriptors))
         for descriptor in descriptors:
             os.close(descriptor)
         self._tokens[pid] = token
         self._send(("forked", token, pid))
 
-    def _become_worker(self, request: ForkRequest, descriptors: Sequence[int]) -> NoReturn:
-        status = 1
-        try:
-            server_pid = os.getppid()
-            os.setsid()  # its own process group, so that it can be killed together with its children
-            die_with_parent(server_pid)
-            gc.enable()
-            self._close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.close(self._driver)
-            if self._successor is not None:
-                os.close(self._successor)
-            connection, output, stacks = descriptors
-            _redirect(output)
-            faulthandler.enable()
-            dump_stacks_on_signal(stacks)
-            os.environ.clear()
-            os.environ.update(request.environment)
-            os.chdir(request.working_directory)
-            sys.path[:] = request.module_path
-            reseed()
-            handlers = ExitHandlers()
-            with socket.socket(fileno=connection) as to_driver:
-                serve(Channel(to_driver))
-                finish_process(handlers)
-            status = 0
-        except BaseException:  # a worker must not return to the server's loop; the traceback is written to the log
-            sys.excepthook(*sys.exc_info())
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(status)
+    def _serve(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
+        """Run as a worker."""
+        gc.enable()
+        self._control.close()
+        os.close(self._driver)
+        if self._successor is not None:
+            os.close(self._successor)
+        connection, output, stacks = descriptors
+        _redirect(output)
+        dump_stacks_on_signal(stacks)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        os.chdir(request.working_directory)
+        sys.path[:] = request.module_path
+        reseed()
+        handlers = ExitHandlers()
+        with socket.socket(fileno=connection) as to_driver:
+            serve(Channel(to_driver))
+            finish_process(handlers)
 
-    def _reap(self) -> None:
-        while True:
-            try:
-                # The child is reaped below, after its group was killed: while the child is a zombie, the id of its
-                # process group cannot be reused.
-                exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if exited is None:
-                break
-            is_worker = exited.si_pid in self._tokens
-            if is_worker:
-                kill_group(exited.si_pid, signal.SIGKILL)
-            _, status = os.waitpid(exited.si_pid, 0)
-            if is_worker:
-                token = self._tokens.pop(exited.si_pid)
-                if not self._tokens:
-                    self._kill_orphans()
-                self._send(("exited", token, os.waitstatus_to_exitcode(status)))
-        if not self._tokens:
-            self._kill_orphans()  # those whose parent was an orphan that has exited
+    def _on_exit(self, pid: int, exit_code: int) -> None:
+        self._send(("exited", self._tokens.pop(pid), exit_code))
 
     def _send(self, message: Any) -> None:
         with contextlib.suppress(ConnectionError):  # the driver has exited; the loop will notice that

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import time
 import warnings
 from typing import Protocol
 from weakref import WeakSet
 
 __all__ = [
     "adopt_orphans",
+    "await_exit",
     "children",
     "close_in_forked_children",
     "die_with_parent",
@@ -80,6 +83,17 @@ def children() -> set[int]:
             if int(parent) == os.getpid():
                 found.add(int(name))
     return found
+
+
+def await_exit(pid: int, deadline: float) -> None:
+    """Wait until a child has exited, and reap it; return without an error at a time of the monotonic clock."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has been reaped
+        descriptor = os.pidfd_open(pid)
+        try:
+            select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        finally:
+            os.close(descriptor)
+        os.waitpid(pid, os.WNOHANG)
 
 
 def kill_group(pid: int, number: int) -> None:
