@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from drivetrain._base.outcome import RunOutcome, outcome_of
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
+    from drivetrain._base.wakeup import Wakeup
     from drivetrain._driver.arguments import TrainerArguments, check_param_space, merge_arguments
     from drivetrain._driver.trainer import DataParallelTrainer
     from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
@@ -75,6 +76,7 @@ else:
         "drivetrain._base.outcome": "outcome_of RunOutcome",
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
+        "drivetrain._base.wakeup": "Wakeup",
         "drivetrain._driver.arguments": "check_param_space merge_arguments TrainerArguments",
         "drivetrain._driver.trainer": "DataParallelTrainer",
         "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
@@ -139,6 +141,7 @@ __all__ = [
     "TrainContext",
     "TrainerArguments",
     "Trial",
+    "Wakeup",
     "WorkerGroup",
     "WorkerInfo",
     "WorkerListener",

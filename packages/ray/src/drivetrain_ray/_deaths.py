@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from drivetrain import FailureKind
+from drivetrain.plugin import Wakeup
 
 __all__ = ["Death", "Deaths", "explain_death", "read_message"]
 
@@ -43,13 +42,11 @@ class Deaths:
     def __init__(self) -> None:
         self.by_index: dict[int, Death] = {}
         self._reported: deque[tuple[int, Death]] = deque()
-        self._wake_read, self._wake_write = socket.socketpair()
-        for end in (self._wake_read, self._wake_write):
-            end.setblocking(False)
+        self._wakeup = Wakeup()
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when a death is reported."""
-        return self._wake_read.fileno()
+        return self._wakeup.fileno()
 
     def report(self, index: int, call: Any) -> None:
         """Report a death. One of Ray's threads calls this method when the only call of the actor has ended.
@@ -59,29 +56,23 @@ class Deaths:
             call: the future of the call.
         """
         self._reported.append((index, explain_death(call.exception())))
-        with contextlib.suppress(OSError):
-            self._wake_write.send(b"!")
+        self._wakeup.wake()
 
     def collect(self) -> None:
         """Add the reported deaths to ``by_index``."""
-        with contextlib.suppress(BlockingIOError):
-            self._wake_read.recv(4096)
+        self._wakeup.drain()
         while self._reported:
             index, death = self._reported.popleft()
             self.by_index[index] = death
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a death is reported, or until the timeout, and collect the reported deaths."""
-        self._wake_read.settimeout(timeout_s)
-        with contextlib.suppress(TimeoutError):
-            self._wake_read.recv(1)
-        self._wake_read.setblocking(False)
+        self._wakeup.wait(timeout_s)
         self.collect()
 
     def close(self) -> None:
         """Close the descriptors."""
-        for end in (self._wake_read, self._wake_write):
-            end.close()
+        self._wakeup.close()
 
 
 def explain_death(error: BaseException | None) -> Death:

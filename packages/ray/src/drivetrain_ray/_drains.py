@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import socket
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+
+from drivetrain.plugin import Wakeup
 
 __all__ = ["Drains", "draining_nodes"]
 
@@ -22,13 +22,11 @@ class Drains:
         self._latest: Mapping[str, float | None] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._wake_read, self._wake_write = socket.socketpair()
-        for end in (self._wake_read, self._wake_write):
-            end.setblocking(False)
+        self._wakeup = Wakeup()
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when a node begins to be drained."""
-        return self._wake_read.fileno()
+        return self._wakeup.fileno()
 
     def start(self) -> None:
         """Start to ask."""
@@ -40,8 +38,7 @@ class Drains:
 
     def take(self) -> Mapping[str, float | None]:
         """Return the nodes that are being drained, with the Unix times in seconds at which they end, if known."""
-        with contextlib.suppress(BlockingIOError):
-            self._wake_read.recv(4096)
+        self._wakeup.drain()
         return self._latest
 
     def stop(self) -> None:
@@ -54,8 +51,7 @@ class Drains:
     def close(self) -> None:
         """Stop asking, and close the descriptors."""
         self.stop()
-        for end in (self._wake_read, self._wake_write):
-            end.close()
+        self._wakeup.close()
 
     def _watch(self, stopped: threading.Event) -> None:
         while not stopped.wait(_POLL_S):
@@ -64,8 +60,7 @@ class Drains:
                 return
             if nodes.keys() - self._latest.keys():
                 self._latest = nodes
-                with contextlib.suppress(OSError):
-                    self._wake_write.send(b"!")
+                self._wakeup.wake()
 
 
 def draining_nodes() -> dict[str, float | None]:

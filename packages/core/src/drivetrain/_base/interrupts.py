@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from drivetrain._base.wakeup import Wakeup
 
 __all__ = ["Interrupts"]
 
@@ -52,13 +53,11 @@ class Interrupts:
         self._handlers = {
             number: self._on_sigint if number == signal.SIGINT else self._on_termination for number in _DEFAULTS
         }
-        self._read, self._write = socket.socketpair()
-        for end in (self._read, self._write):
-            end.setblocking(False)
+        self._wakeup = Wakeup()
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the end of the run is requested or a signal arrives."""
-        return self._read.fileno()
+        return self._wakeup.fileno()
 
     def request(self, reason: str, error: BaseException) -> bool:
         """Request the end of the run. Any thread and any signal handler may call this method.
@@ -72,7 +71,7 @@ class Interrupts:
         """
         self._at_once = self.error is not None or not self.can_end_gracefully
         self.error, self._reason = error, reason
-        self._wake()
+        self._wakeup.wake(_REQUEST)
         return self._at_once
 
     def act(self) -> None:
@@ -84,7 +83,7 @@ class Interrupts:
         if self.error is None:
             return
         if self._at_once:
-            self._wake()
+            self._wakeup.wake(_REQUEST)
             raise self.error
         if self._handler is not None and not self._is_handled:
             self._is_handled = True
@@ -105,8 +104,7 @@ class Interrupts:
 
     def close(self) -> None:
         """Close the sockets."""
-        self._read.close()
-        self._write.close()
+        self._wakeup.close()
 
     @contextlib.contextmanager
     def from_signals(self) -> Iterator[None]:
@@ -119,7 +117,7 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._forward_to = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._forward_to = self._wakeup.receive_signals()
         try:
             for number, ours in self._handlers.items():
                 if signal.getsignal(number) == _DEFAULTS[number]:  # nohup, for example, ignores SIGHUP
@@ -155,17 +153,10 @@ class Interrupts:
         except (OSError, ValueError):  # other code closed its descriptor during the run
             signal.set_wakeup_fd(_NO_DESCRIPTOR)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._write.send(_REQUEST)
-
     def _drain(self) -> None:
-        """Empty the socket. If other code had set a wakeup descriptor, forward the signal numbers to it."""
-        received = b""
-        with contextlib.suppress(BlockingIOError):
-            while part := self._read.recv(4096):
-                received += part
-        if self._forward_to != _NO_DESCRIPTOR and (numbers := received.replace(_REQUEST, b"")):
+        """Forget what has arrived. If other code had set a wakeup descriptor, forward the signal numbers to it."""
+        numbers = self._wakeup.drain().replace(_REQUEST, b"")
+        if self._forward_to != _NO_DESCRIPTOR and numbers:
             with contextlib.suppress(OSError):  # the descriptor was closed, or its buffer is full
                 os.write(self._forward_to, numbers)
 

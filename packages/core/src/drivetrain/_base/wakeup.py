@@ -6,10 +6,18 @@ import contextlib
 import select
 import signal
 import socket
+from typing import Protocol
 
-__all__ = ["Wakeup"]
+__all__ = ["HasDescriptor", "Wakeup"]
 
 _MAX_BYTES = 4096
+
+
+class HasDescriptor(Protocol):
+    """Anything that can be waited for: a socket, a pipe, or a :class:`Wakeup`."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable."""
 
 
 class Wakeup:

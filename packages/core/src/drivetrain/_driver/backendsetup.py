@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextvars
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from drivetrain._base.failure import one_line, rank_of
 from drivetrain._base.interrupts import Interrupts
+from drivetrain._base.wakeup import Wakeup
 from drivetrain._driver.services import RunServices
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.callback import Callback
@@ -139,7 +139,7 @@ class _Calling:
         self._interrupts = interrupts
         self._value: object = None
         self._error: BaseException | None = None
-        self._ended, self._ending = socket.socketpair()
+        self._ended = Wakeup()
         context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._call,), daemon=True, name="drivetrain rendezvous"
@@ -151,7 +151,7 @@ class _Calling:
             self._value = self._function()
         except BaseException as error:  # raised again on the driver's thread
             self._error = error
-        self._ending.close()
+        self._ended.wake()
 
     def wait(self, seconds: float) -> bool:
         """Wait until the function has returned or raised. Return False after the timeout.

@@ -17,6 +17,7 @@ from drivetrain._base.console import Console
 from drivetrain._base.failure import describe_exit, rebuild_exception, set_rank
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.script import dumps_to_worker
+from drivetrain._base.wakeup import HasDescriptor, Wakeup
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec
 from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, JoinRun, RunningTaskCommand, Train
@@ -77,12 +78,12 @@ class ConnectedGroup:
         self._busy: set[int] = set()  # ranks that run the train function, or another function that was requested
         self.watch(interrupts.fileno(), interrupts.act)
 
-    def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
+    def watch(self, source: HasDescriptor | int, handle: Callable[[], object]) -> None:
         """While the group waits, call a function whenever a descriptor is readable."""
         for selector in (self._selector, self._urgent):
             selector.register(source, selectors.EVENT_READ, handle)
 
-    def forget(self, source: socket.socket | int) -> None:
+    def forget(self, source: HasDescriptor | int) -> None:
         """Stop watching a descriptor."""
         for selector in (self._selector, self._urgent):
             with contextlib.suppress(KeyError, ValueError):
@@ -198,14 +199,14 @@ class ConnectedGroup:
     @contextlib.contextmanager
     def woken_by(self, future: Future[Any]) -> Iterator[None]:
         """See :meth:`drivetrain.plugin.Group.woken_by`."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self.watch(ours, lambda: self.forget(ours))
-            future.add_done_callback(lambda _: theirs.close())
-            try:
-                yield
-            finally:
-                self.forget(ours)
+        wakeup = Wakeup()
+        self.watch(wakeup, lambda: self.forget(wakeup))
+        future.add_done_callback(lambda _: wakeup.wake())
+        try:
+            yield
+        finally:
+            self.forget(wakeup)
+            wakeup.close()
 
     def restart_deadline(self, seconds: float) -> None:
         """Set a new deadline for starting the train function: a number of seconds from now."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
+
+from drivetrain._base.wakeup import Wakeup
 
 __all__ = ["Signals", "restore_sigterm_handler"]
 
@@ -23,26 +24,22 @@ class Signals:
     """Notifies another thread of SIGTERM, even while the main thread runs C code. Create it on the main thread."""
 
     def __init__(self) -> None:
-        self._read, self._write = socket.socketpair()
-        for end in (self._read, self._write):
-            end.setblocking(False)
+        self._wakeup = Wakeup()
         self._masks = threading.local()
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when a signal arrives."""
-        return self._read.fileno()
+        return self._wakeup.fileno()
 
     def take(self) -> bool:
         """Return True if SIGTERM has arrived since the last call, unless the train function has set its own handler."""
-        with contextlib.suppress(BlockingIOError):
-            return signal.SIGTERM in self._read.recv(4096) and signal.getsignal(signal.SIGTERM) == self._handle
-        return False
+        return signal.SIGTERM in self._wakeup.drain() and signal.getsignal(signal.SIGTERM) == self._handle
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Watch for SIGTERM during a ``with`` block."""
         before = signal.signal(signal.SIGTERM, self._handle)
-        descriptor = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        descriptor = self._wakeup.receive_signals()
         # SIGTERM must kill a process that the train function forks, such as a data loader's worker.
         os.register_at_fork(
             before=self._block_sigterm, after_in_parent=self._unblock_sigterm, after_in_child=self._reset_in_child
@@ -55,8 +52,7 @@ class Signals:
 
     def _handle(self, number: int, frame: object) -> None:
         """Notify the other thread here too, because a running event loop may have replaced the wakeup descriptor."""
-        with contextlib.suppress(OSError):
-            self._write.send(bytes((number,)))
+        self._wakeup.wake(bytes((number,)))
 
     def _block_sigterm(self) -> None:
         self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
