@@ -36,12 +36,17 @@ class TorchFramework(Framework):
         """Return True for process groups, and for models and samplers that were created for one."""
         return any(is_instance_of(value, module, name) for module, name in _OF_PROCESS)
 
-    def launcher_variables(self, context: TrainContext) -> Mapping[str, str]:
+    def launcher_variables(self, context: TrainContext, max_failures: int) -> Mapping[str, str]:
         """Return the variables by which scripts and libraries recognize ``torchrun``."""
         is_on_one_node = context.get_local_world_size() == context.get_world_size()
         variables = {
             "TORCHELASTIC_RUN_ID": context.run_id,
             "TORCHELASTIC_RESTART_COUNT": str(context.attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(sys.maxsize if max_failures < 0 else max_failures),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 of the script serves the store
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP",
+            "TORCHELASTIC_ERROR_FILE": "",  # drivetrain receives the exception itself
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             "ROLE_NAME": "default",
             "ROLE_RANK": str(context.get_world_rank()),
             "ROLE_WORLD_SIZE": str(context.get_world_size()),

@@ -25,6 +25,7 @@ from drivetrain.errors import CheckpointError, FailureKind, RemoteError, Storage
 
 __all__ = [
     "Failure",
+    "behind_exit",
     "capture_failure",
     "describe_exit",
     "format_exception",
@@ -55,7 +56,8 @@ class Failure:
         phase: the phase that the rank was in when it failed.
         time: Unix time of the failure in seconds, by the clock of the machine on which it happened.
         exception: the exception, with its traceback.
-        log_tail: the last lines of the rank's output, if the process could not report the failure itself.
+        log_tail: the last lines of the rank's output, if the process could not report the failure itself, or if it
+            called ``sys.exit()`` and its output was not shown.
         node_id: the node on which a process was lost; empty if no process was lost.
         survived: True if the other ranks were kept and only the lost ranks were replaced.
         made_progress: True if the run has committed a checkpoint since the previous failure.
@@ -186,8 +188,19 @@ def rank_of(error: BaseException) -> int | None:
     return rank
 
 
+def behind_exit(error: BaseException) -> BaseException:
+    """Return the exception that a script has handled by ``sys.exit()``; the given one if it is no ``SystemExit``."""
+    while isinstance(error, SystemExit):
+        hidden = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if hidden is None:
+            break
+        error = hidden
+    return error
+
+
 def classify(error: BaseException) -> FailureKind:
     """Return the category of an exception, without knowledge of any framework."""
+    error = behind_exit(error)
     if isinstance(error, StorageError) and not isinstance(error, CheckpointError):
         return FailureKind.STORAGE
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
@@ -241,8 +254,8 @@ def type_name(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """Return the type of an exception, and the first line of its message without credentials.
 
-    If the exception stands for another one, which was raised in another process or belongs to a group, the line
-    contains that exception too.
+    If the exception stands for another one, which was raised in another process, belongs to a group or was handled by
+    ``sys.exit()``, the line contains that exception too.
     """
     message = text_of(error).strip()
     first = message.split("\n", 1)[0]
@@ -251,7 +264,9 @@ def one_line(error: BaseException) -> str:
     text = redact(_shortened(first, _MAX_LINE))
     if limit := explain_limit(error):
         text = f"{text} ({limit})"
-    return f"{type_name(error)}: {text}" if text else type_name(error)
+    line = f"{type_name(error)}: {text}" if text else type_name(error)
+    hidden = behind_exit(error)
+    return line if hidden is error else f"{line}, called after {one_line(hidden)}"
 
 
 def _reason(error: BaseException, message: str) -> str:

@@ -91,9 +91,17 @@ class Attempt:
         """Describe what each active rank is doing, with stacks. May be called from any thread."""
         return self._diagnosis.describe(self._group)
 
-    def request_preemption(self, reason: str) -> None:
-        """Ask the ranks to save and return."""
-        self._termination.request_preemption(reason)
+    def request_end(self, reason: str, number: int | None) -> None:
+        """Ask the ranks to save and return if they poll for preemption, or else send them the driver's signal.
+
+        Args:
+            reason: see :class:`~drivetrain.PreemptionInfo`.
+            number: the number of the signal that the driver has received; None if it has received none.
+        """
+        if number is None or self._interrupts.can_end_gracefully:
+            self._termination.request_preemption(reason)
+        else:
+            self._termination.send_signal(reason, number)
 
     def follow(self) -> Ending:
         """Process events until the attempt ends or ranks are lost, and return how the attempt ended.
@@ -212,7 +220,7 @@ class Attempt:
             case AttemptState.STOPPING:
                 uploads_s = config.sync_config.sync_timeout if self._delivery.is_uploading else 0.0
                 return self._machine.entered_at + _STOP_WAIT_S + uploads_s
-            case AttemptState.PREEMPTING | AttemptState.GROWING:
+            case AttemptState.PREEMPTING | AttemptState.INTERRUPTING | AttemptState.GROWING:
                 return self._machine.entered_at + self._termination.grace_s
         if self._ranks.starting:
             return self._started_at + config.start_timeout_s

@@ -192,7 +192,7 @@ class Controller:
         try:
             self._services.callbacks.call("on_group_start", number, list(group.workers))
             attempt = self._start(group, number, avoided)
-            with interrupts.handled_by(attempt.request_preemption):
+            with interrupts.handled_by(attempt.request_end):
                 ending = self._follow(group, attempt, number)
         except BaseException:
             self._print_error(self._close_attempt(number))

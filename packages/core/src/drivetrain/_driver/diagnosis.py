@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from drivetrain._base.failure import Failure, classify, describe_exit, one_line, rebuild_exception
+from drivetrain._base.failure import Failure, behind_exit, classify, describe_exit, one_line, rebuild_exception
 from drivetrain._driver.outcomes import AttemptFailed
 from drivetrain._driver.ranks import Ranks
 from drivetrain._hooks.context import Run
@@ -60,6 +60,8 @@ class Diagnosis:
         """Record the exception that a rank raised."""
         error = rebuild_exception(event.error)
         phase = self._ranks.describe_state(event.state)
+        # A script that calls sys.exit() has usually printed the reason.
+        is_explained = not isinstance(error, SystemExit) or behind_exit(error) is not error
         self._exceptions.append(
             Failure(
                 kind=event.kind or classify(error),
@@ -68,6 +70,7 @@ class Diagnosis:
                 time=event.time,
                 exception=error,
                 summary=f"rank {event.rank} failed while {phase}: {one_line(error)}",
+                log_tail="" if is_explained or self._is_shown(event.rank) else self._tail_log(event.rank),
             )
         )
 
@@ -88,9 +91,16 @@ class Diagnosis:
                 node_id=rank.worker.node_id,
                 exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
                 summary=summary,
-                log_tail=tail_log(self._run.path / LOGS if self._run.run_config.log_to_file else None, event.rank),
+                log_tail=self._tail_log(event.rank),
             )
         )
+
+    def _tail_log(self, rank: int) -> str:
+        return tail_log(self._run.path / LOGS if self._run.run_config.log_to_file else None, rank)
+
+    def _is_shown(self, rank: int) -> bool:
+        shown = self._run.run_config.worker_output
+        return shown == "all" or (shown == "rank0" and rank == 0)
 
     def root_cause(self) -> AttemptFailed:
         """Return the root cause: the timeout, else the first lost process, else the earliest exception.

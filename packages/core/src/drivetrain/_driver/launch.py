@@ -61,8 +61,7 @@ def refuse_in_script_of_workers() -> None:
     if (script := running_script()) is not None:
         raise ConfigurationError(
             f"[DT-131] fit(): expected a process that is no worker, got a worker that runs the script {script}. Run "
-            f"the script once, without options about workers: drivetrain run {os.path.basename(script)}. Its trainer "
-            "starts the workers"
+            f"the script once, without options about workers: drivetrain run {script}. Its trainer starts the workers"
         )
 
 
