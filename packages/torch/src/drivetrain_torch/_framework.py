@@ -54,9 +54,10 @@ class TorchFramework(Framework):
 def group_variables(context: TrainContext) -> dict[str, str]:
     """Return the variables by which libraries find out that this process belongs to a group, also in a train function.
 
-    ``TORCHELASTIC_RUN_ID`` makes Lightning use the ranks of this group, even in a Slurm job. With the variables of
-    ``fabric run``, ``lightning.fabric.Fabric()`` trains on all workers; on CPUs, it would otherwise train alone in each.
-    ``LT_CLI_USED`` is not set, because Fabric would then refuse ``fabric.launch()``, which most scripts call.
+    ``TORCHELASTIC_RUN_ID`` makes Lightning use the ranks of this group, even in a Slurm job. The variables of
+    ``fabric run`` make ``lightning.fabric.Fabric()`` train on all workers. Without them, each worker on a CPU would
+    train alone. ``LT_CLI_USED`` is not set, because Fabric would then refuse ``fabric.launch()``, which most scripts
+    call.
     """
     size, size_of_node = context.get_world_size(), context.get_local_world_size()
     variables = {

@@ -220,7 +220,7 @@ def _refusing_objects_of_process(reduce: Callable[[Any], Any]) -> Callable[[Any]
 def _refusal(name: str, value: object) -> ConfigurationError:
     kind = type(value)
     return ConfigurationError(
-        f"[DT-130] {name}: expected an object that does not depend on the number of processes, got a "
-        f"{kind.__qualname__} of {kind.__module__.partition('.')[0]}, which was created before fit(): with it, each "
-        "worker would train alone. Create it in the train function"
+        f"[DT-130] {name}: expected an object that does not depend on the number of processes, got an object of the "
+        f"class {kind.__qualname__} of {kind.__module__.partition('.')[0]}, which was created before fit(): with it, "
+        "each worker would train alone. Create it in the train function"
     )
