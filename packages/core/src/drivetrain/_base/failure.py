@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PERMANENT_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _MAX_CHAINED = 20
 _MAX_FRAMES = 100
 _MAX_LINE = 2_000
@@ -61,6 +62,7 @@ class Failure:
         node_id: the node on which a process was lost; empty if no process was lost.
         survived: True if the other ranks were kept and only the lost ranks were replaced.
         made_progress: True if the run has committed a checkpoint since the previous failure.
+        is_early: True if the attempt failed within ten minutes, and no rank had reported.
         attempt: the number of the attempt, as in :class:`~drivetrain.TrainContext`.
     """
 
@@ -74,7 +76,20 @@ class Failure:
     node_id: str = ""
     survived: bool = False
     made_progress: bool = False
+    is_early: bool = False
     attempt: int = 0
+
+    def repeats(self, before: Failure) -> bool:
+        """Return True if this failure is the same mistake in the code as another one, without any progress.
+
+        Two exceptions are the same if they have the same type, message and stack. Only types of Python itself count,
+        because an exception of a library or of the user may describe a condition that passes. A long attempt may have
+        made progress that the driver does not know.
+        """
+        if not all(each.kind is FailureKind.USER_ERROR and each.is_early for each in (self, before)):
+            return False
+        mistake = _mistake(self.exception)
+        return mistake is not None and mistake == _mistake(before.exception)
 
     def record(self) -> dict[str, object]:
         """Return the fields of ``error.json`` that describe the failure."""
@@ -87,6 +102,23 @@ class Failure:
             "exception": type(self.exception).__name__ if self.exception else None,
             "survived": self.survived,
         }
+
+
+def _mistake(error: BaseException | None) -> tuple[str, str, list[tuple[str, int]]] | None:
+    """Return the type, the message and the stack of an exception; None for an exception that a retry may avoid."""
+    if error is None or error.__traceback__ is None:
+        return None
+    error = behind_exit(error)
+    link: BaseException | None = error
+    for _ in range(_MAX_CHAINED):
+        if link is None:
+            break
+        is_temporary = isinstance(link, OSError) and not isinstance(link, _PERMANENT_ERRORS)
+        if type(link).__module__ != "builtins" or is_temporary or _members_of(link):
+            return None
+        link = link.__cause__ or link.__context__
+    stack = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return type_name(error), text_of(error), stack
 
 
 def capture_failure(error: BaseException) -> bytes:

@@ -79,7 +79,8 @@ def add_run(commands: Commands) -> None:
         "--hang-timeout",
         type=lambda text: text if text == "auto" else float(text),
         metavar="SECONDS",
-        help="treat a run without progress of a rank for this time as hung; auto to learn the time",
+        help="treat a run without progress of a rank for this time as hung; auto to learn the time. A script must call "
+        "drivetrain.report() or drivetrain.heartbeat() in each step",
     )
     run.add_argument("--num-to-keep", type=int, metavar="N", help="the number of checkpoints to keep (default: all)")
     run.add_argument(

@@ -51,6 +51,9 @@ _LOSS_WAIT_S = 0.03
 _STOP_WAIT_S = 10.0
 """Seconds that ranks have, after the stop condition is met, to complete a checkpoint that other ranks have reported."""
 
+_EARLY_S = 600.0
+"""Seconds within which an attempt without reports has made no progress. A longer one may have saved its own files."""
+
 
 class Attempt:
     """One attempt of a run.
@@ -230,7 +233,8 @@ class Attempt:
         if self.state is AttemptState.RUNNING:
             self._delivery.flush()
             stopped = [] if self._ranks.starting else self._progress.stopped()
-            self._diagnosis.add_timeout(self._group, stopped, self._progress.describe_limit())
+            never_began, limit = not self._progress.has_begun, self._progress.describe_limit()
+            self._diagnosis.add_timeout(self._group, stopped, limit, never_began=never_began)
         self._machine.apply(Trigger.DEADLINE_PASSED)
         return self._end()
 
@@ -251,9 +255,13 @@ class Attempt:
     def _end(self) -> Ending:
         self._delivery.flush()
         ending = self._ending()
-        if isinstance(ending, AttemptFailed) and (lost := self.describe_uncommitted()):
-            return replace(ending, notes=(*ending.notes, lost))
-        return ending
+        if not isinstance(ending, AttemptFailed):
+            return ending
+        lost = self.describe_uncommitted()
+        has_reported = any(self._ranks.reports(rank) for rank in range(len(self._ranks)))
+        is_early = not has_reported and time.monotonic() - self._started_at < _EARLY_S
+        failure = replace(ending.failure, is_early=is_early)
+        return replace(ending, failure=failure, notes=(*ending.notes, lost) if lost else ending.notes)
 
     def _ending(self) -> Ending:
         match self.state:

@@ -26,6 +26,8 @@ from drivetrain.errors import (
 
 __all__ = ["Diagnosis", "failure_in_driver"]
 
+_HOW_TO_SHOW_PROGRESS = "If the training is healthy, call drivetrain.report() or drivetrain.heartbeat() in each step"
+
 
 class Diagnosis:
     """Collects the failures of one attempt's ranks, and describes what the ranks are doing.
@@ -116,13 +118,14 @@ class Diagnosis:
             notes.append(f"ranks that had already finished: {', '.join(map(str, finished))}")
         return AttemptFailed(ordered[0], tuple(notes), tuple(ordered))
 
-    def add_timeout(self, group: Group, stopped: Sequence[int], limit: str) -> None:
+    def add_timeout(self, group: Group, stopped: Sequence[int], limit: str, *, never_began: bool) -> None:
         """Record that ranks did not start in time, or that ranks have made no progress for too long.
 
         Args:
             group: the group of workers.
             stopped: the ranks without progress, the one that stopped first first; empty if ranks did not start.
             limit: a description of the time limit for progress.
+            never_began: True if no rank has made progress in this attempt, so that it may not call what shows progress.
         """
         config = self._run.run_config
         if self._ranks.starting:
@@ -137,8 +140,11 @@ class Diagnosis:
             if len(stopped) < len(ranks):
                 of_whom = f"{_rank_names(stopped)}, although other ranks make progress"
             waited = f"[DT-502] waited {limit} for a report or heartbeat from {of_whom}"
+            if never_began:
+                waited += ", which have sent none"
         stacks = group.stacks(ranks)
-        message = f"{waited}{self._suspect(ranks, stacks)}\n\n{self._explain(ranks, stacks)}"
+        hint = f". {_HOW_TO_SHOW_PROGRESS}" if never_began and not self._ranks.starting else ""
+        message = f"{waited}{self._suspect(ranks, stacks)}{hint}\n\n{self._explain(ranks, stacks)}"
         self._timeout = failure_in_driver(WaitTimeoutError(message, ranks=ranks))
 
     def describe(self, group: Group) -> str:
