@@ -30,6 +30,7 @@ from drivetrain._wire.events import (
     Event,
     Exited,
     Failed,
+    FilesAnnounced,
     FilesClaimed,
     PhaseEntered,
     Pickled,
@@ -115,7 +116,7 @@ class Attempt:
             deadline = self._deadline()
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is None or remaining > 0:
-                self._group.pump(self.handle, remaining)
+                self._wait(remaining)
             elif not self._waits_for_progress:
                 return self._on_deadline()
             else:
@@ -132,21 +133,33 @@ class Attempt:
         """Process one event; return True if the attempt is over, although ranks may still be running."""
         received_at = time.monotonic()
         self._diagnosis.update_clock_lag(event)
-        if self._dispatch(event):
-            self._termination.consider_growth()
+        self._note_commits(self._dispatch(event))
         self._progress.note(event, time.monotonic() - received_at)
-        machine = self._machine
-        if machine.state is AttemptState.STOPPING and self._delivery.is_complete:
-            machine.apply(Trigger.CHECKPOINTS_COMPLETED)
-        return machine.state in (AttemptState.SUCCEEDED, AttemptState.GROWN)
+        return self.state in (AttemptState.SUCCEEDED, AttemptState.GROWN)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Process events, or commit a checkpoint that has waited long enough for further ranks."""
+        check = self._delivery.next_check()
+        if check is not None:
+            until_check_s = max(0.0, check - time.monotonic())
+            timeout_s = until_check_s if timeout_s is None else min(timeout_s, until_check_s)
+        self._group.pump(self.handle, timeout_s)
+        if check is not None and time.monotonic() >= check and self.state.is_active:
+            self._note_commits(self._delivery.commit())
+
+    def _note_commits(self, committed: bool) -> None:
+        if committed:
+            self._termination.consider_growth()
+        if self.state is AttemptState.STOPPING and self._delivery.is_complete:
+            self._machine.apply(Trigger.CHECKPOINTS_COMPLETED)
 
     def _dispatch(self, event: Event) -> bool:
         """Process one event; return True if a checkpoint was committed."""
         match event:
             case Reported():
                 return self._delivery.on_report(event)
-            case Uploaded():
-                return self._delivery.on_upload(event)
+            case FilesAnnounced() | Uploaded():
+                return self._delivery.on_files(event)
             case CommitOverdue() | FilesClaimed():
                 self._delivery.respond(event)
             case PhaseEntered():
