@@ -21,6 +21,7 @@ import pytest
 from tests.support import PROCESS_LIMIT_S
 
 PROGRAMS = Path(__file__).parent / "programs"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DRIVETRAIN_COMMAND": "{worker}"}
 RUN_ALL = os.environ.get("DRIVETRAIN_CASES") == "all"
 
 
@@ -51,7 +52,7 @@ def test_program_behaves_as_its_docstring_says(program: Path, arguments: str, tm
         input=text if from_input else None,
         stdin=None if from_input else subprocess.DEVNULL,
         cwd=tmp_path,
-        env={**os.environ, "DRIVETRAIN_STORAGE_PATH": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **ENVIRONMENT, "DRIVETRAIN_STORAGE_PATH": str(tmp_path / "runs")},
         capture_output=True,
         text=True,
         timeout=PROCESS_LIMIT_S,

@@ -76,6 +76,7 @@ import os
 
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 found = {name: os.environ[name] for name in names}
+assert os.environ["GROUP_WORLD_SIZE"] == "1"
 assert found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"] == "2"
 
 import socket
@@ -210,6 +211,93 @@ def test_script_has_the_variables_of_torchrun_before_its_first_line(place: Path)
     assert json.loads(text)["metrics"]["ranks"] == 1
 
 
+def test_module_runs_as_main_of_its_package(place: Path) -> None:
+    (place / "package").mkdir()
+    (place / "package" / "__init__.py").write_text("")
+    (place / "package" / "helper.py").write_text("VALUE = 5\n")
+    (place / "package" / "fit.py").write_text(
+        "import drivetrain, sys\n"
+        "from .helper import VALUE\n"
+        "def train():\n"
+        "    drivetrain.report({'value': VALUE, 'arguments': len(sys.argv)})\n"
+        "if __name__ == '__main__':\n"
+        "    train()\n"
+    )
+    ways = {
+        "script": ("package/fit.py", "--num-workers", "0", "--json", "--", "x"),
+        "module": ("-m", "package.fit", "--num-workers", "0", "--json", "--", "x"),
+        "function": ("package/fit.py:train", "--num-workers", "1", "--json"),
+    }
+    for way, words in ways.items():
+        status, text, error = run(place, *words)
+        assert status == OK, (way, error)
+        assert json.loads(text)["metrics"]["value"] == 5, way
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "message"),
+    [
+        ("sys.exit(7)", 7, "SystemExit: 7 "),
+        ("sys.exit('no data')", BAD, "SystemExit: no data"),
+        ("sys.exit(0)", OK, ""),
+        ("1 / 0", BAD, "ZeroDivisionError"),
+        (
+            "\ntry:\n    open('missing.csv')\nexcept OSError:\n    sys.exit(4)",
+            4,
+            "SystemExit: 4, called after FileNotFoundError: [Errno 2] No such file or directory: 'missing.csv'",
+        ),
+    ],
+)
+def test_exit_code_of_a_script_is_kept_and_its_exception_is_named(
+    place: Path, end: str, status: int, message: str
+) -> None:
+    (place / "ends.py").write_text(f"import sys\nprint('started'); {end}\n")
+    got, _, error = run(place, "ends.py", "--num-workers", "1", "-q")
+    assert got == status, error
+    assert message in error
+
+
+def test_output_that_explains_an_exit_is_part_of_the_error(place: Path) -> None:
+    (place / "explains.py").write_text("import sys\nprint('the GPU is on fire')\nsys.exit(2)\n")
+    status, _, error = run(place, "explains.py", "--num-workers", "1", "-q", "--output-of", "none")
+    assert status == USAGE
+    assert "the GPU is on fire" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_script_handles_the_signal_of_the_driver(place: Path, number: int) -> None:
+    with open_pipe(place / "pipe") as pipe:
+        (place / "handles.py").write_text(
+            "import signal, sys, threading\n"
+            "from tests.support import send_line\n"
+            "def save(number, frame):\n"
+            f"    send_line({str(pipe.path)!r}, 'saved')\n"
+            "    sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save)\n"
+            "try:\n"
+            f"    send_line({str(pipe.path)!r}, 'ready')\n"
+            "    while True:\n"
+            "        threading.Event().wait(0.1)\n"
+            "except KeyboardInterrupt:\n"
+            "    save(None, None)\n"
+        )
+        driver = Driver(
+            place,
+            "from drivetrain_console import main; import sys\n"
+            "sys.exit(main(['run', 'handles.py', '--num-workers', '2']))\n",
+            None,
+            {"DRIVETRAIN_STORAGE_PATH": str(place / "runs")},
+        )
+        try:
+            pipe.receive(2)
+            driver.process.send_signal(number)
+            assert pipe.receive(2) == ["saved", "saved"]
+            assert driver.wait()[0] == 128 + number
+            driver.wait_until_nothing_is_left()
+        finally:
+            driver.clean_up()
+
+
 @pytest.fixture
 def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Run in the user's directory; modules imported from there are unloaded afterwards."""
@@ -229,6 +317,9 @@ def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["functions.py:trian"], "Known functions: Settings, train, fail, wait"),
         (["nothing.py"], "got the missing file nothing.py"),
         (["nothing:train"], "got 'nothing'"),
+        (["-m", "nothing.at_all"], "got 'nothing.at_all'"),
+        (["-m", "script:train"], "got 'script:train'"),
+        (["helper"], "or -m module, got 'helper'"),
         (["script.py", "--config", "a=1"], "Pass its arguments after --"),
         (["script.py", "--name", "a"], "--name: expected a script that runs on workers"),
         (["script.py", "--json"], "--json: expected a script that runs on workers"),

@@ -14,12 +14,13 @@ from drivetrain import (
     CheckpointError,
     FailureConfig,
     Result,
+    SessionError,
     TrainingFailedError,
     WaitTimeoutError,
     WorkerDiedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import once_on_ray, same_on_ray, with_processes
+from tests.contract.runtimes import in_this_process, once_on_ray, same_on_ray, with_processes
 from tests.support import Collector, Pipe, read_lines, release, wait_for_release
 
 
@@ -251,11 +252,177 @@ def test_checkpoints_that_waited_for_a_rank_are_named_when_the_run_fails(
 
     lost = (
         "[DT-424] not committed, and lost: checkpoint_000001, checkpoint_000002, checkpoint_000003. They waited for "
-        "rank 1 to report as often, or to upload files"
+        "files or reports of rank 1"
     )
     assert lost in str(failed.value)
     assert lost in capsys.readouterr().err
     assert Result.from_path(runtime.storage_path / "run").checkpoint is None
+
+
+@same_on_ray
+@with_processes
+def test_checkpoints_of_a_rank_do_not_wait_for_ranks_that_have_stopped_reporting(
+    runtime: RuntimeUnderTest, gate: Pipe
+) -> None:
+    def train(config: dict) -> None:
+        drivetrain.report({"step": 0})
+        if drivetrain.get_context().get_world_rank() == 1:
+            wait_for_release(config["gate"])
+            return
+        for step in range(1, 4):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "state.txt").write_text(str(step))
+                drivetrain.report({"step": step}, Checkpoint.from_directory(directory), wait=30)
+        release(config["gate"])
+
+    result = runtime.fit(train, {"gate": gate.path}, checkpoint_config=CheckpointConfig(num_to_keep=2))
+
+    assert committed_names(result.path) == ["checkpoint_000003", "checkpoint_000004"]
+
+
+@same_on_ray
+@with_processes
+def test_late_files_of_a_rank_are_added_and_make_earlier_commits_invalid(
+    runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: dict) -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        if rank == 1:
+            wait_for_release(config["gate"])
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"part_{rank}.txt").write_text(str(rank))
+            checkpoint = Checkpoint.from_directory(directory)
+            drivetrain.report({"step": 1}, checkpoint, wait=30)
+            if rank == 1:
+                raise ValueError("rank 1 fails before it saves again")
+            drivetrain.report({"step": 2}, checkpoint, wait=30)
+        release(config["gate"])
+        signal.pause()
+
+    with pytest.raises(TrainingFailedError):
+        runtime.fit(train, {"gate": gate.path})
+
+    result = Result.from_path(runtime.storage_path / "run")
+    assert files_of(result.checkpoint) == {"part_0.txt": "0", "part_1.txt": "1"}
+    assert committed_names(result.path) == ["checkpoint_000001"], "the second one lacks the files of rank 1"
+    assert (
+        "[DT-431] rank 1 has begun to save, so checkpoint_000001, checkpoint_000002, committed"
+        in capsys.readouterr().err
+    )
+
+
+@same_on_ray
+@with_processes
+def test_files_of_a_rank_that_saves_sometimes_are_added_to_a_committed_checkpoint(
+    runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: dict) -> None:
+        if drivetrain.get_context().get_world_rank() == 1:
+            drivetrain.report({"step": 1})
+            wait_for_release(config["gate"])
+            report_files({"step": 2}, {"predictions.txt": "of rank 1"})
+            return
+        for step in range(1, 4):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "state.txt").write_text(str(step))
+                drivetrain.report({"step": step}, Checkpoint.from_directory(directory), wait=30)
+        release(config["gate"])
+
+    result = runtime.fit(train, {"gate": gate.path})
+
+    second, third = (Checkpoint.from_directory(Path(result.path, f"checkpoint_00000{number}")) for number in (2, 3))
+    assert files_of(second) == {"predictions.txt": "of rank 1", "state.txt": "2"}
+    assert files_of(third) == {"state.txt": "3"}
+    second.verify()
+    assert "DT-431" not in capsys.readouterr().err
+
+
+@same_on_ray
+@with_processes
+def test_checkpoint_that_waits_for_long_is_named_with_the_ranks(
+    runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drivetrain._driver.commits._WARNING_S", 0.2)
+
+    def train(config: dict) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            rank = drivetrain.get_context().get_world_rank()
+            Path(directory, f"part_{rank}.txt").write_text("state")
+            checkpoint = Checkpoint.from_directory(directory)
+            drivetrain.report({"step": 1}, checkpoint, wait=30)
+            if rank == 1:
+                wait_for_release(config["gate"])
+                return
+            with pytest.raises(WaitTimeoutError):
+                drivetrain.report({"step": 2}, checkpoint, wait=1)
+        release(config["gate"])
+
+    runtime.fit(train, {"gate": gate.path})
+
+    output = capsys.readouterr().err
+    assert "[DT-430] not committed for 0 s: checkpoint_000002, until rank 1 reports as often, because" in output
+    assert "If only rank 0 has files now, pass report(..., checkpoint_ranks=[0])" in output
+
+
+@same_on_ray
+@with_processes
+def test_checkpoint_of_declared_ranks_is_not_committed_without_one_of_them(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"part_{rank}.txt").write_text("1")
+            checkpoint = Checkpoint.from_directory(directory) if rank == 0 else None
+            drivetrain.report({"step": 1}, checkpoint, checkpoint_ranks="all")
+
+    with pytest.raises(
+        TrainingFailedError, match=r"DT-417\] report\(checkpoint_ranks=...\).*got no report from rank 1"
+    ):
+        runtime.fit(train)
+
+    assert Result.from_path(runtime.storage_path / "run").checkpoint is None
+
+
+@pytest.mark.parametrize("ranks", [[0, 7], [1], "both", 1, [0, "1"]])
+@in_this_process
+def test_ranks_of_a_checkpoint_that_cannot_be_are_refused(runtime: RuntimeUnderTest, ranks: object) -> None:
+    def train(config: dict) -> str:
+        with tempfile.TemporaryDirectory() as directory:
+            checkpoint = Checkpoint.from_directory(directory)
+            with pytest.raises(SessionError, match="DT-805") as refused:
+                drivetrain.report({"step": 1}, checkpoint, checkpoint_ranks=config["ranks"])
+        return str(refused.value)
+
+    message = runtime.fit(train, {"ranks": ranks}).return_value
+    assert f"that contains this rank, 0, got {ranks!r}" in message
+
+
+@same_on_ray
+@with_processes
+def test_retry_without_a_checkpoint_says_so(runtime: RuntimeUnderTest, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        if drivetrain.get_context().attempt == 0:
+            raise ValueError("the first attempt fails")
+
+    runtime.fit(train, failure_config=FailureConfig(max_failures=1))
+
+    assert (
+        "this attempt starts from the beginning, because the run has no complete checkpoint" in capsys.readouterr().err
+    )
+
+
+@in_this_process
+def test_summary_names_the_report_of_a_checkpoint_that_has_another_number_after_a_retry(
+    runtime: RuntimeUnderTest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        report_files({"step": 1}, {"state.txt": "1"})
+        if drivetrain.get_context().attempt == 0:
+            drivetrain.report({"step": 2})
+            raise ValueError("the first attempt fails")
+
+    runtime.fit(train, failure_config=FailureConfig(max_failures=1), verbose=1)
+
+    assert "report 2 | step 1 | checkpoint_000003 of report 2" in capsys.readouterr().err
 
 
 @same_on_ray

@@ -110,7 +110,7 @@ def follow(services: RunServices, group: ScriptedGroup, room: Room | None = None
     attempt = Attempt(services, group, RESUMED, lambda: (room or Room()).size)
     for rank in range(len(group.ranks)):
         group.begin(rank, RESUMED)
-    with services.interrupts.handled_by(attempt.request_preemption):
+    with services.interrupts.handled_by(attempt.request_end):
         return attempt, attempt.follow()
 
 

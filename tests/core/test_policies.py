@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import drivetrain
 from drivetrain import (
     Callback,
     ConfigurationError,
@@ -64,6 +65,63 @@ def test_failures_do_not_count_as_preemptions_without_progress() -> None:
     config = FailureConfig(max_failures=-1, max_preemptions_without_progress=1)
     died = failure(FailureKind.INFRASTRUCTURE)
     assert decisions(config, [died, died, died, failure()])[-1] is not False
+
+
+def raised(source: str, **given: Any) -> Failure:
+    try:
+        exec(compile(source, "train.py", "exec"), {})
+    except BaseException as error:
+        return Failure(**{"kind": FailureKind.USER_ERROR, "summary": "", "exception": error, "is_early": True, **given})
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_retried"),
+    [
+        (raised("undefined"), raised("undefined"), False),
+        (raised("open('/missing/file')"), raised("open('/missing/file')"), False),
+        (
+            raised("try:\n  1 / 0\nexcept Exception:\n  exit(1)"),
+            raised("try:\n  1 / 0\nexcept Exception:\n  exit(3)"),
+            False,
+        ),
+        (raised("undefined"), raised("\nundefined"), True),
+        (raised("raise ValueError(1)"), raised("raise ValueError(2)"), True),
+        (raised("undefined"), raised("1 / 0"), True),
+        (raised("undefined"), raised("undefined", is_early=False), True),
+        (raised("undefined", is_early=False), raised("undefined"), True),
+        (raised("undefined"), raised("undefined", kind=FailureKind.OUT_OF_MEMORY), True),
+        (raised("raise ConnectionError"), raised("raise ConnectionError"), True),
+        (raised("from json import loads; loads('{')"), raised("from json import loads; loads('{')"), True),
+        (raised("raise ValueError from ConnectionError()"), raised("raise ValueError from ConnectionError()"), True),
+    ],
+)
+def test_mistake_that_a_retry_repeats_before_any_progress_is_not_retried_again(
+    first: Failure, second: Failure, is_retried: bool
+) -> None:
+    decided = decisions(FailureConfig(max_failures=9), [first, second])
+    assert [decision is not False for decision in decided] == [True, is_retried]
+    assert all(decided is not False for decided in decisions(FailureConfig(max_failures=-1), [first, second]))
+
+
+def test_error_of_the_run_says_why_a_repeated_mistake_is_not_retried(tmp_path: Path) -> None:
+    def train() -> None:
+        with (tmp_path / "attempts").open("a") as file:
+            file.write("x")
+        raise ValueError("no such column")
+
+    with pytest.raises(TrainingFailedError, match="not retried again: the previous attempt ended with the same error"):
+        fit(train, tmp_path, max_failures=5)
+    assert (tmp_path / "attempts").read_text() == "xx"
+
+
+def test_error_after_a_report_is_retried_as_often_as_allowed(tmp_path: Path) -> None:
+    def train() -> None:
+        drivetrain.report({"step": 0})
+        raise ValueError("no such column")
+
+    with pytest.raises(TrainingFailedError, match="attempt 2 failed"):
+        fit(train, tmp_path, max_failures=3)
 
 
 def fit(train: Callable[[], Any], tmp_path: Path, policy: Any = None, workers: int = 0, **options: Any) -> Result:

@@ -20,6 +20,7 @@ from tests.toml import tomllib
 _RAY = "import ray"
 _S3 = "s3://models/"
 _LIGHTNING = "import lightning"
+_FABRIC = "from lightning.fabric"
 # Lightning warns about its own use of torch, and about data loaders without workers.
 _LIGHTNINGS_WARNINGS = "error,ignore::FutureWarning,ignore::UserWarning"
 _MLFLOW = "import mlflow"
@@ -92,7 +93,7 @@ def find_output(expected: str, printed: str) -> bool:
 def warnings_of_others(page: Page) -> dict[str, str]:
     """Return the variables that permit warnings of the packages a page imports."""
     script = as_script(page)
-    known = {_LIGHTNING: _LIGHTNINGS_WARNINGS, _MLFLOW: _MLFLOWS_WARNINGS}
+    known = {_LIGHTNING: _LIGHTNINGS_WARNINGS, _FABRIC: _LIGHTNINGS_WARNINGS, _MLFLOW: _MLFLOWS_WARNINGS}
     warnings = [filters for line, filters in known.items() if line in script]
     return {"PYTHONWARNINGS": warnings[0]} if warnings else {}
 

@@ -42,21 +42,28 @@ def load() -> tuple[TensorDataset, TensorDataset]:
 
 
 class Digits(pl.LightningModule):
-    """A classifier that can send a signal to its process in a training step, on rank 1 in the first attempt.
+    """A classifier that can send a signal to its process in a training step, on the last rank in the first attempt.
 
     After SIGTERM the steps are slow, so that the ranks receive the notice of the preemption before the epoch ends.
+    With dropout, each rank draws its own random numbers.
     """
 
-    def __init__(self, at_step: int | None = None, send: signal.Signals | None = None) -> None:
+    def __init__(
+        self, at_step: int | None = None, send: signal.Signals | None = None, dropout: float | None = None
+    ) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.network = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+        layers = [torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)]
+        if dropout is not None:
+            layers.insert(2, torch.nn.Dropout(dropout))
+            torch.manual_seed(drivetrain.get_context().get_world_rank())
+        self.network = torch.nn.Sequential(*layers)
         self.at_step, self.send = at_step, send
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.send is not None and self.global_step >= self.at_step:
             context = drivetrain.get_context()
-            if context.attempt == 0 and context.get_world_rank() == 1:
+            if context.attempt == 0 and context.get_world_rank() == context.get_world_size() - 1:
                 if self.global_step == self.at_step:
                     os.kill(os.getpid(), self.send)
                 time.sleep(0.5)
@@ -193,7 +200,7 @@ def train(config: dict[str, Any]) -> dict[str, torch.Tensor]:
         callbacks=[RayTrainReportCallback(**config.get("report", {})), *config.get("callbacks", ())],
     )
     prepare_trainer(trainer)
-    module = Digits(config.get("at_step"), config.get("send"))
+    module = Digits(config.get("at_step"), config.get("send"), config.get("dropout"))
     loaders = make_loaders(ResumableLoader if config.get("resumable") else DataLoader)
     if (checkpoint := drivetrain.get_checkpoint()) is None:
         trainer.fit(module, *loaders)
@@ -285,6 +292,7 @@ def fit_misconfigured_trainers() -> dict[str, str]:
         "devices": lambda: prepare(devices=2, accelerator="cpu"),
         "accelerator": prepare_for_gpu,
         "strategy, in fit": lambda: fit(strategy="ddp"),
+        "alone, in fit": lambda: fit(strategy="auto", plugins=None, devices="auto", accelerator="cpu"),
         "no strategy, in fit": lambda: fit(strategy="auto", callbacks=[RayTrainReportCallback()]),
         "environment, in fit": lambda: fit(plugins=None),
         "full state of fsdp": lambda: fit(strategy=RayFSDPStrategy()),

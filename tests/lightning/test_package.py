@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import drivetrain
+import drivetrain.plugin
 import drivetrain_lightning
 import drivetrain_torch
 from drivetrain import ConfigurationError
@@ -54,7 +55,11 @@ def test_importing_the_package_does_not_import_a_framework():
 def test_only_public_names_of_the_core_and_of_the_torch_plugin_are_imported(source: Path):
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drivetrain"):
-            packages = {"drivetrain": drivetrain, "drivetrain_torch": drivetrain_torch}
+            packages = {
+                "drivetrain": drivetrain,
+                "drivetrain.plugin": drivetrain.plugin,
+                "drivetrain_torch": drivetrain_torch,
+            }
             if (package := packages.get(node.module)) is not None:
                 assert {name.name for name in node.names} <= set(package.__all__)
             else:

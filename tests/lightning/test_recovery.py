@@ -65,6 +65,26 @@ def test_killed_run_resumes_and_reaches_the_losses_and_parameters_of_an_undistur
         torch.testing.assert_close(disturbed.return_value[name], value, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("workers", "config"),
+    [
+        pytest.param(1, {}, id="each epoch, in an order drawn at random"),
+        pytest.param(2, {}, id="each epoch"),
+        pytest.param(1, {"report": {"every": "validation"}}, id="each validation"),
+        pytest.param(2, {"report": {"every": 8}, "resumable": True}, id="every 8 steps"),
+    ],
+)
+def test_killed_run_with_dropout_ends_with_exactly_the_parameters_of_an_undisturbed_one(
+    fit: Callable[..., Result], workers: int, config: dict[str, Any]
+):
+    config = {"epochs": 3, "dropout": 0.3, **config}
+    undisturbed = fit(train, config, workers=workers).return_value
+    killed = {"at_step": STEPS + 12, "send": signal.SIGKILL}
+    disturbed = fit(train, {**config, **killed}, workers=workers, max_failures=1).return_value
+    for name, value in undisturbed.items():
+        torch.testing.assert_close(disturbed[name], value, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_one_worker_resumes_from_the_checkpoint_of_two_and_reaches_the_same_losses(
     fit: Callable[..., Result], undisturbed: Any, strategy: str

@@ -38,6 +38,7 @@ from drivetrain._base.console import Console
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.controller import Controller
 from drivetrain._driver.outcomes import RunFailed, Succeeded
+from drivetrain._driver.pending import SHORT_WAIT_S, PendingCheckpoints
 from drivetrain._driver.policies import make_policy
 from drivetrain._driver.reports import ReportMatcher
 from drivetrain._driver.services import RunServices
@@ -45,6 +46,7 @@ from drivetrain._driver.tasks import TaskFactory
 from drivetrain._hooks.backend import NoBackend
 from drivetrain._hooks.callback import Callbacks
 from drivetrain._hooks.context import Run
+from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.layout import checkpoint_name
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
@@ -54,6 +56,7 @@ from drivetrain._wire.events import (
     Event,
     Exited,
     Failed,
+    FilesAnnounced,
     PhaseEntered,
     PreemptionPolled,
     RankState,
@@ -123,6 +126,9 @@ class Scenario:
         uploads_later: True if checkpoints are uploaded in the background.
         combines: True if the ranks combine a metric, so that the reports of rank 0 wait for the other ranks.
         uneven: True if two of three ranks take fewer steps than the others.
+        savers: the number of ranks that contribute to checkpoints, the lowest ones.
+        declares: True if the reports declare the ranks that contribute.
+        silent: True if the other ranks do not report.
         faults: how often each attempt is disturbed.
         kinds: the kinds of faults.
     """
@@ -136,22 +142,30 @@ class Scenario:
     uploads_later: bool
     combines: bool
     uneven: bool
+    savers: int
+    declares: bool
+    silent: bool
     faults: int
     kinds: Sequence[str]
 
     @classmethod
     def of(cls, seed: random.Random, sizes: Sequence[int]) -> Scenario:
         """Choose a scenario."""
+        world_size = seed.choice(sizes)
+        combines, uneven = seed.random() < 0.4, seed.random() < 0.2
         return cls(
-            world_size=seed.choice(sizes),
+            world_size=world_size,
             steps=seed.randint(1, 12),
             every=seed.randint(1, 4),
             ranks_per_node=seed.choice((1, 2, 8)),
             delay_s=seed.choice((0.0, 0.01, 5.0)),
             polls=seed.random() < 0.5,
             uploads_later=seed.random() < 0.3,
-            combines=seed.random() < 0.4,
-            uneven=seed.random() < 0.2,
+            combines=combines,
+            uneven=uneven,
+            savers=seed.choice((1, world_size, world_size, seed.randint(1, world_size))),
+            declares=seed.random() < 0.3 and not uneven,
+            silent=seed.random() < 0.3 and not combines,
             faults=seed.choice((0, 1, 1, 2, 3)),
             kinds=seed.sample(FAULTS, seed.randint(1, len(FAULTS))),
         )
@@ -217,15 +231,22 @@ class Rank:
     def _report_step(self, *, with_checkpoint: bool) -> None:
         number, iteration = self._report.number + 1, self._report.iteration + 1
         self._report = ReportNumber(number, iteration)
-        files, directory = None, None
+        scenario = self._group.scenario
+        files, directory, ranks = None, None, None
+        with_checkpoint &= self.number < scenario.savers
+        if scenario.silent and self.number >= scenario.savers:
+            return
         if with_checkpoint:
+            self.send(FilesAnnounced(self.number, number))
             directory = checkpoint_name(number)
             files = self._group.store(directory, self.number, self._step)
-        later = self._group.scenario.uploads_later and with_checkpoint
+            ranks = tuple(range(scenario.savers)) if scenario.declares else None
+        later = scenario.uploads_later and with_checkpoint
         metrics = {"step": self._step, "loss": 1.0}
-        reduce = {"loss": "mean"} if self._group.scenario.combines else None
+        reduce = {"loss": "mean"} if scenario.combines else None
         now = self._group.clock()
-        self.send(Reported(self.number, number, iteration, now, metrics, None if later else files, reduce, directory))
+        event = Reported(self.number, number, iteration, now, metrics, None if later else files, reduce, directory)
+        self.send(event._replace(checkpoint_ranks=ranks))
         if later and files is not None:
             uploaded = Uploaded(self.number, number, files)
             self._group.after(self._group.seed.uniform(0, 3), lambda: self.alive and self.send(uploaded))
@@ -334,7 +355,8 @@ class SimulatedGroup:
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """Start the ranks, and choose when they are disturbed."""
         simulation = self.simulation
-        latest = checkpoint_name(max(simulation.commits)) if simulation.commits else None
+        latest = simulation.latest.name if simulation.latest is not None else None
+        simulation.note_start()
         for task in tasks:
             resumed = None if task.checkpoint is None else Path(task.checkpoint.path).name
             require(resumed == latest, "a run resumes from the latest committed checkpoint")
@@ -470,8 +492,7 @@ class Recorder(Callback):
 
     def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
         """Record a commit."""
-        self._simulation.commits.append(checkpoint.index)
-        self._simulation.heard[checkpoint.index] = frozenset(self._simulation.arrived)
+        self._simulation.note_commit(checkpoint.index)
         self._simulation.trace.append((self._simulation.clock(), "commit", checkpoint.index))
 
     def on_failure(self, run: Any, failure: Any, retrying: bool) -> None:
@@ -505,8 +526,11 @@ class Simulation:
         arrived: the steps in the reports that have arrived in the current attempt, by rank.
         told: the steps in the reports that callbacks have received in the current attempt, by rank.
         commits: the numbers of the committed checkpoints, in the order of the commits.
-        heard: the ranks that had reported at all before each commit of the current attempt, by its number.
-        late: the numbers of checkpoints that a rank reported after a commit that had not waited for this rank.
+        contributors: the ranks that are known to contribute in the current attempt, with the number of the first
+            checkpoint that needs their files.
+        stored_at: the time at which the last files arrived, by the number of the checkpoint.
+        trained_at: the time at which the last rank entered the train function.
+        was_refused: True if the storage has refused a commit of the current attempt.
         failures: the failures that callbacks have received.
         group: the current group, or the last one.
         launched: the number of groups that were started.
@@ -515,6 +539,7 @@ class Simulation:
         highest_number: the highest report number that has arrived.
         reported_checkpoints: the numbers of the reports with a checkpoint in the current attempt, or in the last one.
         group_class: the class of the groups.
+        checkpoints: the committed checkpoints.
     """
 
     directory: Path
@@ -525,8 +550,10 @@ class Simulation:
     arrived: dict[int, list[int]] = field(default_factory=dict)
     told: dict[int, list[int]] = field(default_factory=dict)
     commits: list[int] = field(default_factory=list)
-    heard: dict[int, frozenset[int]] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)
+    contributors: dict[int, int] = field(default_factory=dict)
+    stored_at: dict[int, float] = field(default_factory=dict)
+    trained_at: float = 0.0
+    was_refused: bool = False
     failures: list[Any] = field(default_factory=list)
     group: SimulatedGroup | None = None
     launched: int = 0
@@ -535,40 +562,74 @@ class Simulation:
     highest_number: int = 0
     reported_checkpoints: set[int] = field(default_factory=set)
     group_class: type[SimulatedGroup] = SimulatedGroup
+    checkpoints: CheckpointManager | None = None
+
+    @property
+    def latest(self) -> CommittedCheckpoint | None:
+        """The checkpoint from which an attempt would resume."""
+        return None if self.checkpoints is None else self.checkpoints.latest
+
+    def note_start(self) -> None:
+        """Record the checkpoint with which an attempt starts."""
+        newest = self.latest
+        ranks = range(self.scenario.world_size)
+        self.contributors = {rank: 0 for rank in ranks if newest is not None and newest.has_files_of(rank)}
+        self.stored_at, self.was_refused = {}, False
 
     def note_arrival(self, group: SimulatedGroup, event: Event) -> None:
         """Record an event that the driver receives."""
+        if isinstance(event, PhaseEntered) and event.state is RankState.TRAINING:
+            self.trained_at = self.clock()
+        if isinstance(event, FilesAnnounced):
+            self.contributors.setdefault(event.rank, event.number)
+        if isinstance(event, Uploaded):
+            self.stored_at[event.number] = self.clock()
+        if isinstance(event, Returned):
+            self.contributors.pop(event.rank, None)
         if isinstance(event, Reported):
             self.highest_number = max(self.highest_number, event.number)
             if event.directory is not None:
                 self.reported_checkpoints.add(event.number)
-                if later := [number for number in self.heard if number >= event.number]:
-                    # A background upload delays the commit, but not the decision for which ranks it waits.
-                    waits = self.scenario.uploads_later or not any(event.rank in self.heard[number] for number in later)
-                    require(waits, "a checkpoint waits for every rank that has reported")
-                    self.late.add(event.number)
+                if event.files is not None:
+                    self.stored_at[event.number] = self.clock()
             self.arrived.setdefault(event.rank, []).append(event.metrics["step"])
+
+    def note_commit(self, number: int) -> None:
+        """Record a commit, and check that it came in time."""
+        self.commits.append(number)
+        if not self.scenario.uneven and not self.scenario.combines:
+            ready_at = max(self.stored_at[number], self.trained_at)
+            in_time = self.clock() <= ready_at + SHORT_WAIT_S + 1e-3
+            require(in_time, "a checkpoint is committed within a second after its last files")
 
     def check(self) -> None:
         """Check what holds after every event."""
         for rank, steps in self.told.items():
             require(steps == self.arrived[rank][: len(steps)], f"reports of rank {rank} arrive once and in order")
-        # A background upload may end before that of an earlier checkpoint, and is then committed first. A rank that has
-        # not reported for long is not waited for. Its files are added to a checkpoint that was committed without them.
-        first_commits = list(dict.fromkeys(number for number in self.commits if number not in self.late))
-        in_order = self.scenario.uploads_later or first_commits == sorted(first_commits)
-        require(in_order, "checkpoints are committed in the order of their reports")
+        # A checkpoint that could not be withdrawn remains in the manifest, but this driver does not resume from it.
+        committed = [] if self.checkpoints is None else self.checkpoints.committed
+        for entry in [self.latest] if self.was_refused else committed:
+            if entry is not None and entry.index in self.stored_at:
+                missing = [
+                    rank
+                    for rank, first in self.contributors.items()
+                    if first <= entry.index and not entry.has_files_of(rank)
+                ]
+                require(not missing, f"the committed checkpoint {entry.index} has the files of {missing}")
+                declared = range(self.scenario.savers if self.scenario.declares else 0)
+                require(all(map(entry.has_files_of, declared)), "a checkpoint has the files of all declared ranks")
 
     def check_attempt(self, group: SimulatedGroup) -> None:
         """Check what holds after an attempt, and forget its reports."""
         self.check()
         require(self.told == self.arrived, "every report that arrives is delivered")
-        self.told, self.arrived, self.heard = {}, {}, {}
+        self.told, self.arrived = {}, {}
 
     def before_commit(self) -> None:
         """Refuse a commit, as a storage that cannot be written would."""
         if self.refused_commits:
             self.refused_commits -= 1
+            self.was_refused = True
             raise StorageError("the storage refuses the commit")
 
     def run(self, patch: pytest.MonkeyPatch, failure_config: FailureConfig) -> Succeeded | RunFailed:
@@ -576,6 +637,8 @@ class Simulation:
         patch.setattr(time, "monotonic", self.clock)
         patch.setattr(time, "time", self.clock)
         patch.setattr("drivetrain._driver.delivery.ReportMatcher", partial(ReportMatcher, clock=self.clock))
+        pending = partial(PendingCheckpoints, clock=self.clock)
+        patch.setattr("drivetrain._driver.commits.PendingCheckpoints", pending)
         instant = SimpleNamespace(poll=lambda: InstantPoll(self.clock), POLLIN=select.POLLIN)
         patch.setattr("drivetrain._driver.controller.select", instant)
         storage = local_storage(self.directory)
@@ -601,6 +664,7 @@ class Simulation:
         )
         interrupts = Interrupts()
         checkpoints = CheckpointManager(storage, run.run_config.checkpoint_config, before_commit=self.before_commit)
+        self.checkpoints = checkpoints
         services = RunServices(
             run=run,
             backend=NoBackend(),

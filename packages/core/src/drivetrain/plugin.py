@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from drivetrain._storage.remote import locate
     from drivetrain._wire.handshake import DriverAddress, Introduction, WorkerListener
     from drivetrain._worker.main import worker_main
+    from drivetrain._worker.session import saved_by_all_ranks
     from drivetrain._worker.stacks import read_stacks
     from drivetrain.errors import FailureKind
 else:
@@ -100,6 +101,7 @@ else:
         "drivetrain._storage.remote": "locate",
         "drivetrain._wire.handshake": "DriverAddress Introduction WorkerListener",
         "drivetrain._worker.main": "worker_main",
+        "drivetrain._worker.session": "saved_by_all_ranks",
         "drivetrain._worker.stacks": "read_stacks",
         "drivetrain.errors": "FailureKind",
     }
@@ -165,6 +167,7 @@ __all__ = [
     "reserve_port",
     "run_python",
     "runs_location",
+    "saved_by_all_ranks",
     "temporary_environment",
     "visible_gpus",
     "worker_main",

@@ -29,7 +29,7 @@ class AccelerateFramework(Framework):
         """Return True for an ``Accelerator`` and its state, and for the loaders and optimizers that it has prepared."""
         return any(is_instance_of(value, module, name) for module, name in _OF_ACCELERATE)
 
-    def launcher_variables(self, context: TrainContext) -> Mapping[str, str]:
+    def launcher_variables(self, context: TrainContext, max_failures: int) -> Mapping[str, str]:
         """On a machine without GPUs, return the variable without which each process would train alone."""
         return {} if visible_gpus() else {"ACCELERATE_USE_CPU": os.environ.get("ACCELERATE_USE_CPU", "true")}
 

@@ -18,19 +18,24 @@ from drivetrain import (
     resume_later,
 )
 from drivetrain import report as report_to_drivetrain
+from drivetrain_lightning._checkpoints import Checkpoints
 from drivetrain_lightning._prepare import prepare_trainer
+from drivetrain_torch import get_random_states, set_random_states
 
-__all__ = ["EpochEnd", "ReportCallback"]
+__all__ = ["ReportCallback"]
+
+_RANDOM_STATES = "drivetrain_random_states"
+"""The key in Lightning's checkpoints for the states of the random number generators, and when they were saved."""
 
 
 class ReportCallback:
     """The implementation of ``RayTrainReportCallback``, without a base class of Lightning.
 
-    For each distribution of Lightning, a subclass adds the base class and sets ``_epoch_end``.
+    For each distribution of Lightning, a subclass adds the base class and sets ``_checkpoints``.
     """
 
     CHECKPOINT_NAME: ClassVar[str] = "checkpoint.ckpt"
-    _epoch_end: ClassVar[type[EpochEnd]]
+    _checkpoints: ClassVar[type[Checkpoints]]
 
     def __init__(
         self,
@@ -60,21 +65,45 @@ class ReportCallback:
         self._mode = checkpoint_upload_mode
         self._last_step = 0
         self._is_preempted = False
+        self._reported_at = ""
+        self._loaded: Mapping[str, Any] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the trainer, and add an :class:`EpochEnd` callback if ``every`` is ``"epoch"``.
-
-        Called before all other hooks.
-        """
+        """Check the trainer, and add a :class:`Checkpoints` callback. Called before all other hooks."""
         if get_context().get_world_size() > 1:
             prepare_trainer(trainer)
-        if self.every == "epoch" and not any(getattr(other, "owner", None) is self for other in trainer.callbacks):
-            trainer.callbacks.append(self._epoch_end(self))
+        if not any(getattr(other, "owner", None) is self for other in trainer.callbacks):
+            trainer.callbacks.append(self._checkpoints(self, trainer))
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the states of the random number generators of all ranks to a checkpoint that this callback reports."""
+        if self._reported_at:
+            checkpoint[_RANDOM_STATES] = {"saved": self._reported_at, "states": get_random_states()}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Restore the random number generators for the next epoch, before Lightning starts to iterate over the data."""
+        loaded = checkpoint.get(_RANDOM_STATES)
+        self._loaded = loaded if trainer.state.fn == "fit" else None
+        if self._loaded is not None:
+            set_random_states(self._loaded["states"])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Store the number of the current step. Called when training starts."""
         self._last_step = trainer.global_step
         self._is_preempted = False
+        if self._loaded is not None and self._loaded["saved"] == "validation":
+            # Lightning completes the epoch, and then starts a new iteration over the data.
+            set_random_states(self._loaded["states"])
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Before the first batch after a resume within an epoch, restore the random number generators again.
+
+        The data loader may have drawn random numbers on its way to this batch.
+        """
+        if self._loaded is not None:
+            if batch_idx > 0:
+                set_random_states(self._loaded["states"])
+            self._loaded = None
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Report if a report is due. If a preemption is pending, report and stop. Called after each batch."""
@@ -83,7 +112,7 @@ class ReportCallback:
             return
         self._last_step = step
         if get_preemption_info() is not None:
-            self.report(trainer, complete=False)
+            self.report(trainer, "batch", complete=False)
             if _is_last_step(trainer):
                 return
             resume_later()
@@ -93,30 +122,34 @@ class ReportCallback:
             # the metrics of a whole epoch.
             raise StopIteration
         if isinstance(self.every, int) and step // self.every > last // self.every:
-            self.report(trainer)
+            self.report(trainer, "batch")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Report if ``every`` is ``"validation"``. Called after each validation."""
         if self.every == "validation" and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self.report(trainer)
+            self.report(trainer, "validation")
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop the training after a preemption. Called after each epoch, before the hook of the ``LightningModule``."""
         if self._is_preempted:
             raise StopIteration
 
-    def report(self, trainer: Any, *, complete: bool = True) -> None:
+    def report(self, trainer: Any, after: Literal["epoch", "validation", "batch"], *, complete: bool = True) -> None:
         """Save a checkpoint and report it with the metrics. Called on every rank.
 
         Args:
             trainer: the trainer.
+            after: what has just ended.
             complete: raise an error if a metric to report has not been logged. If False, the metric is left out.
         """
         metrics = dict(self._choose(trainer.callback_metrics, complete))
         metrics.update(epoch=trainer.current_epoch, step=trainer.global_step)
         with _shared_directory(trainer.strategy) as (directory, is_reported_here):
-            # On each rank, save_checkpoint returns once all ranks have saved.
-            trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
+            self._reported_at = after
+            try:  # on each rank, save_checkpoint returns once all ranks have saved
+                trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
+            finally:
+                self._reported_at = ""
             report_to_drivetrain(
                 metrics,
                 Checkpoint(directory) if is_reported_here and os.listdir(directory) else None,
@@ -165,18 +198,3 @@ def _is_last_step(trainer: Any) -> bool:
     if 0 <= trainer.max_steps <= trainer.global_step:
         return True
     return bool(trainer.is_last_batch and trainer.max_epochs == trainer.current_epoch + 1)
-
-
-class EpochEnd:
-    """Reports after an epoch, once the ``LightningModule``'s hook for the end of the epoch has logged its metrics.
-
-    Lightning calls only checkpoint callbacks after that hook. ``RayTrainReportCallback`` is not a checkpoint callback
-    itself, because a trainer with ``enable_checkpointing=False`` refuses checkpoint callbacks.
-    """
-
-    def __init__(self, owner: ReportCallback) -> None:
-        self.owner = owner
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report the epoch. Called after each epoch."""
-        self.owner.report(trainer)

@@ -68,8 +68,17 @@ class WorkerEnvironment:
         return get_context().get_node_rank()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Raise an error: only strategies that start processes call this, and strategies of this package start none."""
-        check_strategy(None)
+        """Refuse another number of processes than that of the workers.
+
+        Only strategies that can start processes call this: those of Lightning in a ``Fabric`` or in a ``Trainer``.
+        """
+        workers = get_context().get_world_size()
+        if num_devices * num_nodes != workers:
+            raise ConfigurationError(
+                f"[DT-760] Lightning: expected one process for each of the {workers} workers, got "
+                f"devices={num_devices} and num_nodes={num_nodes}. Pass Trainer(strategy=RayDDPStrategy()), "
+                "RayFSDPStrategy or RayDeepSpeedStrategy, or create Fabric() without devices and num_nodes"
+            )
 
     def teardown(self) -> None:
         """Do nothing."""
@@ -228,7 +237,7 @@ def check_strategy(strategy: object) -> None:
     """Check that a strategy can train on this worker with the devices and the environment of its trainer.
 
     Args:
-        strategy: the strategy, or None for an unknown strategy that is not from this package.
+        strategy: the strategy of a trainer.
 
     Raises:
         ConfigurationError: see :func:`~drivetrain_lightning.prepare_trainer`.
@@ -236,9 +245,8 @@ def check_strategy(strategy: object) -> None:
     import torch
 
     if not isinstance(strategy, WorkerStrategy):
-        other = "another one" if strategy is None else type(strategy).__name__
         raise ConfigurationError(
-            f"Trainer(strategy=...): expected a strategy of drivetrain_lightning, got {other}. Pass "
+            f"Trainer(strategy=...): expected a strategy of drivetrain_lightning, got {type(strategy).__name__}. Pass "
             "Trainer(strategy=RayDDPStrategy()), RayFSDPStrategy or RayDeepSpeedStrategy"
         )
     environment = getattr(strategy, "cluster_environment", None)

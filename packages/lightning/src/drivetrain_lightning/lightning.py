@@ -6,8 +6,10 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
 
+from drivetrain_lightning._alone import RefusesTrainingAlone, is_in_group
+from drivetrain_lightning._checkpoints import Checkpoints
 from drivetrain_lightning._prepare import prepare_trainer
-from drivetrain_lightning._report import EpochEnd, ReportCallback
+from drivetrain_lightning._report import ReportCallback
 from drivetrain_lightning._worker import WorkerDeepSpeedStrategy, WorkerEnvironment, WorkerFSDPStrategy, WorkerStrategy
 
 __all__ = [
@@ -51,8 +53,17 @@ class RayLightningEnvironment(WorkerEnvironment, ClusterEnvironment):
     """A cluster environment with drivetrain's ranks and number of workers. Pass it as ``Trainer(plugins=[...])``."""
 
 
-class _EpochEnd(EpochEnd, Checkpoint):
+class _Checkpoints(Checkpoints, Checkpoint):
     pass
+
+
+class _RefusesTrainingAlone(RefusesTrainingAlone, Callback):
+    pass
+
+
+def make_callbacks() -> list[Callback]:
+    """Return the callbacks that Lightning adds to each ``Trainer``: in a group of workers, one that checks it."""
+    return [_RefusesTrainingAlone()] if is_in_group() else []
 
 
 class RayTrainReportCallback(ReportCallback, Callback):
@@ -81,4 +92,4 @@ class RayTrainReportCallback(ReportCallback, Callback):
             :func:`prepare_trainer`.
     """
 
-    _epoch_end = _EpochEnd
+    _checkpoints = _Checkpoints

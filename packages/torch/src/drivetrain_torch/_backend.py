@@ -12,8 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 from drivetrain import Backend, ConfigurationError, FailureKind, PluginError, TrainContext, WorkerGroup
-from drivetrain.plugin import ProcessValue, node_accelerators, temporary_environment, worker_threads
+from drivetrain.plugin import ProcessValue, node_accelerators, temporary_environment, visible_gpus, worker_threads
 from drivetrain_torch._devices import cuda_indices, get_devices
+from drivetrain_torch._framework import group_variables
 
 __all__ = ["JoinedGroup", "TorchBackend", "TorchXLABackend", "joined_group"]
 
@@ -150,23 +151,23 @@ class TorchBackend(Backend):
     def _variables(self, context: TrainContext, rendezvous: Mapping[str, str]) -> dict[str, str]:
         import torch
 
-        variables: dict[str, str] = {}
+        variables = group_variables(context)
         if self.init_method == "env":
-            variables = {name: rendezvous[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+            variables |= {name: rendezvous[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
             # Make env:// connect to the existing store, as under torchrun. Otherwise, rank 0 would start a second store
             # on the same port.
             variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         gpus = rendezvous["CUDA_VISIBLE_DEVICES"]
         if gpus and "CUDA_VISIBLE_DEVICES" in os.environ and not _cuda_is_in_use():
             variables["CUDA_VISIBLE_DEVICES"] = gpus
-        if sys.platform == "linux" and context.get_local_world_size() == context.get_world_size():
-            variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         # Accelerate, and libraries built on it, take the device only from these environment variables. Without them,
         # Accelerate assumes that each process on a CPU trains alone.
         own = cuda_indices(context.worker.accelerator_ids, {**os.environ, **variables})
         defaults = {"ACCELERATE_TORCH_DEVICE": f"cuda:{own[0]}" if own else "cpu"}
         if not own:
             defaults |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        if not own and visible_gpus():
+            defaults |= {"LT_ACCELERATOR": "cpu"}  # otherwise, Fabric would use the GPUs of the machine
         return {**variables, **{name: os.environ.get(name, value) for name, value in defaults.items()}}
 
 

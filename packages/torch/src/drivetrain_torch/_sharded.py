@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import CheckpointError, ConfigurationError
+from drivetrain.plugin import saved_by_all_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,13 @@ def save_sharded(
         with _raising_first_rank_error("save_sharded could not write the checkpoint"):
             # The files need not be flushed to disk: report() copies them to durable storage.
             save(state, storage_writer=FileSystemWriter(directory, sync_files=False))
+    if dist.is_initialized() and _is_of_rank(directory, dist.get_rank()):
+        saved_by_all_ranks(directory)
+
+
+def _is_of_rank(directory: str | os.PathLike[str], rank: int) -> bool:
+    """Return True if no other rank has saved its part in this directory: then every rank reports its own directory."""
+    return all(name.startswith(f"__{rank}_") for name in os.listdir(directory) if name.endswith(".distcp"))
 
 
 def load_sharded(

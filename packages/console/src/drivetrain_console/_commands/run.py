@@ -1,4 +1,4 @@
-"""``drivetrain run``: runs a train function (from a module or a file) or a script on every worker."""
+"""``drivetrain run``: runs a train function (from a module or a file), a script or a module on every worker."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
+from drivetrain._base.failure import behind_exit
 from drivetrain._hooks.plugins import load_plugin
-from drivetrain._worker.script import Script, ScriptBackend
+from drivetrain._worker.script import Script, ScriptBackend, package_of
 from drivetrain.errors import ConfigurationError, TrainingFailedError
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_run, write
 
@@ -38,6 +40,7 @@ _EXAMPLES = """\
   drivetrain run train.py:train_func --num-workers 4 --backend torch --config lr=0.01 --config epochs=3
   drivetrain run my_package.training:train_func --runtime ray --use-gpu --num-workers 2:8 --max-failures 3
   drivetrain run train.py --num-workers 2 -- --epochs 3     run the script on every worker, as under torchrun
+  drivetrain run -m my_package.train --num-workers 2     run a module on every worker, as python -m does
   drivetrain run train.py -- --epochs 3     run the script once; it calls fit() itself
 """
 
@@ -49,6 +52,9 @@ def add_run(commands: Commands) -> None:
         "target",
         help="a train function as script.py:function or module:function; or script.py, which every worker runs as "
         "under torchrun, or which runs once, as the driver, if there is no option about workers",
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="the target is the name of a module to run, as with python -m"
     )
     parser.usage = "drivetrain run TARGET [OPTION ...] [-- ARGUMENT ...]"  # main() removes the arguments after --
     parser.set_defaults(script_arguments=[])
@@ -73,7 +79,8 @@ def add_run(commands: Commands) -> None:
         "--hang-timeout",
         type=lambda text: text if text == "auto" else float(text),
         metavar="SECONDS",
-        help="treat a run without progress of a rank for this time as hung; auto to learn the time",
+        help="treat a run without progress of a rank for this time as hung; auto to learn the time. A script must call "
+        "drivetrain.report() or drivetrain.heartbeat() in each step",
     )
     run.add_argument("--num-to-keep", type=int, metavar="N", help="the number of checkpoints to keep (default: all)")
     run.add_argument(
@@ -114,7 +121,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from drivetrain._driver.trainer import DataParallelTrainer
     from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
-    function = load_target(arguments.target, arguments.script_arguments)
+    function = load_target(arguments.target, arguments.script_arguments, is_module=arguments.module)
     config = _parse_config(arguments.config)
     if isinstance(function, Script) and config:
         raise ConfigurationError(
@@ -126,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
     kind: type[DataParallelTrainer] = DataParallelTrainer
     backend: dict[str, Any] = {"backend_config": arguments.backend}
     if isinstance(function, Script) and arguments.backend is None:
-        backend = {"backend_config": ScriptBackend()}
+        backend = {"backend_config": ScriptBackend(arguments.max_failures)}
     if arguments.trainer is not None:
         if arguments.backend is not None:
             raise ConfigurationError("--trainer and --backend: expected one of them, because a trainer has a backend")
@@ -158,7 +165,8 @@ def _run(arguments: argparse.Namespace) -> int:
         from drivetrain_console._views.page import write_page
 
         write_page(result.storage, arguments.report)
-    return _emit_result(arguments, result)
+    status = _emit_result(arguments, result)
+    return _exit_code_of_script(result) or status if isinstance(function, Script) else status
 
 
 def add_resume(commands: Commands) -> None:
@@ -196,10 +204,20 @@ def _emit_result(arguments: argparse.Namespace, result: Result) -> int:
     }
     emit(arguments, data, lambda: f"the run is in {result.path}")
     if result.error is not None and not arguments.json:
-        if result.error.__cause__ is not None:
-            traceback.print_exception(result.error.__cause__)
+        cause = result.error.__cause__
+        if cause is not None and behind_exit(cause) is not cause:
+            traceback.print_exception(behind_exit(cause))
+        elif cause is not None and not isinstance(cause, SystemExit):
+            traceback.print_exception(cause)
         write(f"drivetrain: {result.error}", error=True)
     return OK if result.error is None else BAD
+
+
+def _exit_code_of_script(result: Result) -> int | None:
+    """Return the exit code with which a script has failed, as ``python script.py`` returns it; None if it has none."""
+    cause = result.error.__cause__ if result.error is not None else None
+    code = cause.code if isinstance(cause, SystemExit) else None
+    return code if isinstance(code, int) and 0 < code < 256 else None
 
 
 def _run_as_driver(arguments: argparse.Namespace) -> NoReturn:
@@ -214,19 +232,23 @@ def _run_as_driver(arguments: argparse.Namespace) -> NoReturn:
             f"--{given[0].replace('_', '-')}: expected a script that runs on workers, got {arguments.target}, which "
             "runs once, as the driver, without an option about workers. Add --num-workers N, or remove the option"
         )
-    os.execv(sys.executable, [sys.executable, arguments.target, *arguments.script_arguments])
+    option = ["-m"] if arguments.module else []
+    os.execv(sys.executable, [sys.executable, *option, arguments.target, *arguments.script_arguments])
 
 
-def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
-    """Return the train function that a target names; a :class:`Script` if the target is a script.
+def load_target(target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> Callable[..., Any]:
+    """Return the train function that a target names; a :class:`Script` if the target is a script or a module.
 
     Args:
         target: ``module:function``, ``script.py:function``, or ``script.py``.
         arguments: the arguments of the script.
+        is_module: True if the target is the name of a module to run as a script.
 
     Raises:
         ConfigurationError: the target does not exist, or there are arguments and the target is not a script.
     """
+    if is_module:
+        return _module_as_script(target, arguments)
     place, colon, name = target.rpartition(":")
     if not colon:
         place, name = target, ""
@@ -236,7 +258,9 @@ def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any
     if is_file and not name:
         return Script(Path(place), arguments)
     if not name:
-        raise ConfigurationError(f"run: expected script.py, script.py:function or module:function, got {target!r}")
+        raise ConfigurationError(
+            f"run: expected script.py, script.py:function, module:function or -m module, got {target!r}"
+        )
     if arguments:
         raise ConfigurationError(
             f"arguments after --: expected a script as the target, got the function {target}. Use --config NAME=VALUE"
@@ -257,21 +281,58 @@ def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any
 
 def _import_file(path: Path) -> ModuleType:
     """Import a file as a module whose functions are pickled by value, like functions of ``__main__``."""
+    package, root = package_of(path)
     sys.path.insert(0, str(path.absolute().parent))
-    spec = importlib.util.spec_from_file_location(_MODULE_OF_FILE, path)
+    if root not in ("", *sys.path):
+        sys.path.append(root)
+    name = f"{package}.{_MODULE_OF_FILE}".removeprefix(".")  # relative imports require the name of the package
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE_OF_FILE] = module  # dataclasses and pickle look up the module in sys.modules
+    sys.modules[name] = module  # dataclasses and pickle look up the module in sys.modules
     spec.loader.exec_module(module)
     cloudpickle.register_pickle_by_value(module)
     return module
 
 
+def _module_as_script(name: str, arguments: Sequence[str]) -> Script:
+    """Return the script that ``python -m`` runs for a module or a package. The package is not imported.
+
+    Raises:
+        ConfigurationError: the module does not exist, or it has no source file.
+    """
+    _search_working_directory()
+    spec = _find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = _find_spec(name)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ConfigurationError(
+            f"run -m: expected the name of a module with a source file, installed or in the working directory, got "
+            f"{name!r}"
+        )
+    return Script(Path(spec.origin), arguments, name)
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find a module without importing the packages that contain it, because only workers need them."""
+    locations: Sequence[str] | None = None
+    spec: ModuleSpec | None = None
+    full_name = ""
+    for part in name.split("."):
+        full_name = f"{full_name}.{part}".removeprefix(".")
+        found = (finder.find_spec(full_name, locations) for finder in sys.meta_path)
+        spec = next((each for each in found if each is not None), None)
+        if spec is None:
+            return None
+        locations = spec.submodule_search_locations or ()
+    return spec
+
+
 def _import_module(name: str) -> ModuleType:
     """Import a module. Like ``python -m``, search the working directory too."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    _search_working_directory()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -280,6 +341,11 @@ def _import_module(name: str) -> ModuleType:
         raise ConfigurationError(
             f"run: expected an installed module or a module in the working directory, got {name!r}"
         ) from None
+
+
+def _search_working_directory() -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def _parse_number_of_workers(text: str) -> int | tuple[int, int]:

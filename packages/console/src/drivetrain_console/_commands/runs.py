@@ -117,7 +117,8 @@ def _show(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     with damage_of(storage.root):
         record = read_run(storage)
-        emit(arguments, record.details(), lambda: _show_text(record))
+        details, text = record.details(), _show_text(record)
+    emit(arguments, details, lambda: text)
     return OK
 
 
@@ -143,7 +144,7 @@ def _show_text(record: RunRecord) -> str:
             [
                 f"{attempt.number} (driver {attempt.start})" if several else str(attempt.number),
                 moment(attempt.began),
-                duration((attempt.ended or record.last_time) - attempt.began),
+                duration((attempt.ended or record.last_time) - attempt.began or None),  # None if it is unknown
                 _places(attempt.workers),
                 str(attempt.resumed_from or "-"),
                 "; ".join(

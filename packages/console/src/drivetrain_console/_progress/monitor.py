@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain._base.metrics import reported_metrics
 from drivetrain._hooks.callback import Report
+from drivetrain._storage.layout import checkpoint_name
 from drivetrain_console._progress.pace import COUNTERS, Pace
 from drivetrain_console._progress.status import MAX_METRICS, Metric, Status, short
 
@@ -98,7 +99,8 @@ class Checkpoints:
     """The state of a run's checkpoints for the progress display.
 
     Attributes:
-        committed: the name of the last committed checkpoint; empty without one.
+        committed: the last committed checkpoint: its name, and its iteration if that differs from the number in the
+            name, as it does after a retry; empty without one.
         committed_at: the monotonic time of that commit.
         committed_iteration: the highest iteration with a committed checkpoint.
         uploading: the names of the checkpoints that have been reported but not committed.
@@ -118,7 +120,9 @@ class Checkpoints:
     def commit(self, checkpoint: CommittedCheckpoint) -> None:
         """Record a committed checkpoint."""
         self.uploading.discard(checkpoint.name)
-        self.committed, self.committed_at = checkpoint.name, time.monotonic()
+        name, iteration = checkpoint.name, checkpoint.iteration
+        self.committed = name if name == checkpoint_name(iteration) else f"{name} of report {iteration}"
+        self.committed_at = time.monotonic()
         self.committed_iteration = max(self.committed_iteration, checkpoint.iteration)
 
 

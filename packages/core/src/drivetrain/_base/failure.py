@@ -25,6 +25,7 @@ from drivetrain.errors import CheckpointError, FailureKind, RemoteError, Storage
 
 __all__ = [
     "Failure",
+    "behind_exit",
     "capture_failure",
     "describe_exit",
     "format_exception",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PERMANENT_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _MAX_CHAINED = 20
 _MAX_FRAMES = 100
 _MAX_LINE = 2_000
@@ -55,10 +57,12 @@ class Failure:
         phase: the phase that the rank was in when it failed.
         time: Unix time of the failure in seconds, by the clock of the machine on which it happened.
         exception: the exception, with its traceback.
-        log_tail: the last lines of the rank's output, if the process could not report the failure itself.
+        log_tail: the last lines of the rank's output, if the process could not report the failure itself, or if it
+            called ``sys.exit()`` and its output was not shown.
         node_id: the node on which a process was lost; empty if no process was lost.
         survived: True if the other ranks were kept and only the lost ranks were replaced.
         made_progress: True if the run has committed a checkpoint since the previous failure.
+        is_early: True if the attempt failed within ten minutes, and no rank had reported.
         attempt: the number of the attempt, as in :class:`~drivetrain.TrainContext`.
     """
 
@@ -72,7 +76,20 @@ class Failure:
     node_id: str = ""
     survived: bool = False
     made_progress: bool = False
+    is_early: bool = False
     attempt: int = 0
+
+    def repeats(self, before: Failure) -> bool:
+        """Return True if this failure is the same mistake in the code as another one, without any progress.
+
+        Two exceptions are the same if they have the same type, message and stack. Only types of Python itself count,
+        because an exception of a library or of the user may describe a condition that passes. A long attempt may have
+        made progress that the driver does not know.
+        """
+        if not all(each.kind is FailureKind.USER_ERROR and each.is_early for each in (self, before)):
+            return False
+        mistake = _mistake(self.exception)
+        return mistake is not None and mistake == _mistake(before.exception)
 
     def record(self) -> dict[str, object]:
         """Return the fields of ``error.json`` that describe the failure."""
@@ -85,6 +102,23 @@ class Failure:
             "exception": type(self.exception).__name__ if self.exception else None,
             "survived": self.survived,
         }
+
+
+def _mistake(error: BaseException | None) -> tuple[str, str, list[tuple[str, int]]] | None:
+    """Return the type, the message and the stack of an exception; None for an exception that a retry may avoid."""
+    if error is None or error.__traceback__ is None:
+        return None
+    error = behind_exit(error)
+    link: BaseException | None = error
+    for _ in range(_MAX_CHAINED):
+        if link is None:
+            break
+        is_temporary = isinstance(link, OSError) and not isinstance(link, _PERMANENT_ERRORS)
+        if type(link).__module__ != "builtins" or is_temporary or _members_of(link):
+            return None
+        link = link.__cause__ or link.__context__
+    stack = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return type_name(error), text_of(error), stack
 
 
 def capture_failure(error: BaseException) -> bytes:
@@ -186,8 +220,19 @@ def rank_of(error: BaseException) -> int | None:
     return rank
 
 
+def behind_exit(error: BaseException) -> BaseException:
+    """Return the exception that a script has handled by ``sys.exit()``; the given one if it is no ``SystemExit``."""
+    while isinstance(error, SystemExit):
+        hidden = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if hidden is None:
+            break
+        error = hidden
+    return error
+
+
 def classify(error: BaseException) -> FailureKind:
     """Return the category of an exception, without knowledge of any framework."""
+    error = behind_exit(error)
     if isinstance(error, StorageError) and not isinstance(error, CheckpointError):
         return FailureKind.STORAGE
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
@@ -241,8 +286,8 @@ def type_name(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """Return the type of an exception, and the first line of its message without credentials.
 
-    If the exception stands for another one, which was raised in another process or belongs to a group, the line
-    contains that exception too.
+    If the exception stands for another one, which was raised in another process, belongs to a group or was handled by
+    ``sys.exit()``, the line contains that exception too.
     """
     message = text_of(error).strip()
     first = message.split("\n", 1)[0]
@@ -251,7 +296,9 @@ def one_line(error: BaseException) -> str:
     text = redact(_shortened(first, _MAX_LINE))
     if limit := explain_limit(error):
         text = f"{text} ({limit})"
-    return f"{type_name(error)}: {text}" if text else type_name(error)
+    line = f"{type_name(error)}: {text}" if text else type_name(error)
+    hidden = behind_exit(error)
+    return line if hidden is error else f"{line}, called after {one_line(hidden)}"
 
 
 def _reason(error: BaseException, message: str) -> str:

@@ -1,7 +1,8 @@
 """Requests to end a run early: a signal to the driver, or a call from another thread of the driver.
 
 The first request ends the run gracefully if the train function polls for preemption: all ranks save and return after
-the same step. The second request ends the run at once, and so does the first one if the train function does not poll.
+the same step. If the train function is a script, the first signal is sent to it on every rank, as under ``torchrun``,
+and it has time to handle the signal. The second request ends the run at once, and so does the first one otherwise.
 
 Python runs a signal handler on the main thread, and only between two bytecodes. A signal that arrives just before the
 main thread enters a blocking system call, or that the kernel delivers to another thread, does not interrupt that call:
@@ -38,15 +39,17 @@ class Interrupts:
 
     Attributes:
         can_end_gracefully: True if the train function polls for preemption, so that it can save before it returns.
+        signals_reach_ranks: True if the train function is a script in other processes, which handles signals itself.
         error: the exception that the driver raises after the run has ended; None without a request.
     """
 
     def __init__(self) -> None:
         self.can_end_gracefully = False
+        self.signals_reach_ranks = False
         self.error: BaseException | None = None
-        self._reason = ""
+        self._request: tuple[str, int | None] = ("", None)
         self._at_once = False
-        self._handler: Callable[[str], None] | None = None
+        self._handler: Callable[[str, int | None], None] | None = None
         self._is_handled = False
         self._replaced: dict[int, Any] = {}
         self._forward_to = _NO_DESCRIPTOR
@@ -59,18 +62,20 @@ class Interrupts:
         """Return a descriptor that becomes readable when the end of the run is requested or a signal arrives."""
         return self._wakeup.fileno()
 
-    def request(self, reason: str, error: BaseException) -> bool:
+    def request(self, reason: str, error: BaseException, number: int | None = None) -> bool:
         """Request the end of the run. Any thread and any signal handler may call this method.
 
         Args:
             reason: why the run should end, as text for messages.
             error: the exception that the driver raises after the run has ended.
+            number: the number of the signal that requests it; None if no signal does.
 
         Returns:
             True if the run should end at once.
         """
-        self._at_once = self.error is not None or not self.can_end_gracefully
-        self.error, self._reason = error, reason
+        can_send_signal = self.signals_reach_ranks and number is not None and self._handler is not None
+        self._at_once = self.error is not None or not (self.can_end_gracefully or can_send_signal)
+        self.error, self._request = error, (reason, number)
         self._wakeup.wake(_REQUEST)
         return self._at_once
 
@@ -87,14 +92,14 @@ class Interrupts:
             raise self.error
         if self._handler is not None and not self._is_handled:
             self._is_handled = True
-            self._handler(self._reason)
+            self._handler(*self._request)
 
     @contextlib.contextmanager
-    def handled_by(self, handler: Callable[[str], None]) -> Iterator[None]:
-        """Pass the first request to a handler during a ``with`` block, if the run can end gracefully.
+    def handled_by(self, handler: Callable[[str, int | None], None]) -> Iterator[None]:
+        """Pass the first request to a handler during a ``with`` block, if it need not end the run at once.
 
         Args:
-            handler: called with the reason of the request, on the controller's thread.
+            handler: called with the reason of the request and the number of the signal, on the controller's thread.
         """
         self._handler = handler
         try:
@@ -161,10 +166,10 @@ class Interrupts:
                 os.write(self._forward_to, numbers)
 
     def _on_sigint(self, number: int, frame: object) -> None:
-        if self.request("interrupted (Ctrl-C)", KeyboardInterrupt()):
+        if self.request("interrupted (Ctrl-C)", KeyboardInterrupt(), number):
             raise KeyboardInterrupt
 
     def _on_termination(self, number: int, frame: object) -> None:
         status = 128 + number  # the exit code that a shell reports for a process killed by the signal
-        if self.request(f"the driver received {signal.Signals(number).name}", SystemExit(status)):
+        if self.request(f"the driver received {signal.Signals(number).name}", SystemExit(status), number):
             raise SystemExit(status)

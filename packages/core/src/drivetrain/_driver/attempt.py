@@ -30,6 +30,7 @@ from drivetrain._wire.events import (
     Event,
     Exited,
     Failed,
+    FilesAnnounced,
     FilesClaimed,
     PhaseEntered,
     Pickled,
@@ -50,6 +51,9 @@ _LOSS_WAIT_S = 0.03
 
 _STOP_WAIT_S = 10.0
 """Seconds that ranks have, after the stop condition is met, to complete a checkpoint that other ranks have reported."""
+
+_EARLY_S = 600.0
+"""Seconds within which an attempt without reports has made no progress. A longer one may have saved its own files."""
 
 
 class Attempt:
@@ -91,9 +95,17 @@ class Attempt:
         """Describe what each active rank is doing, with stacks. May be called from any thread."""
         return self._diagnosis.describe(self._group)
 
-    def request_preemption(self, reason: str) -> None:
-        """Ask the ranks to save and return."""
-        self._termination.request_preemption(reason)
+    def request_end(self, reason: str, number: int | None) -> None:
+        """Ask the ranks to save and return if they poll for preemption, or else send them the driver's signal.
+
+        Args:
+            reason: see :class:`~drivetrain.PreemptionInfo`.
+            number: the number of the signal that the driver has received; None if it has received none.
+        """
+        if number is None or self._interrupts.can_end_gracefully:
+            self._termination.request_preemption(reason)
+        else:
+            self._termination.send_signal(reason, number)
 
     def follow(self) -> Ending:
         """Process events until the attempt ends or ranks are lost, and return how the attempt ended.
@@ -104,7 +116,7 @@ class Attempt:
             deadline = self._deadline()
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is None or remaining > 0:
-                self._group.pump(self.handle, remaining)
+                self._wait(remaining)
             elif not self._waits_for_progress:
                 return self._on_deadline()
             else:
@@ -121,21 +133,33 @@ class Attempt:
         """Process one event; return True if the attempt is over, although ranks may still be running."""
         received_at = time.monotonic()
         self._diagnosis.update_clock_lag(event)
-        if self._dispatch(event):
-            self._termination.consider_growth()
+        self._note_commits(self._dispatch(event))
         self._progress.note(event, time.monotonic() - received_at)
-        machine = self._machine
-        if machine.state is AttemptState.STOPPING and self._delivery.is_complete:
-            machine.apply(Trigger.CHECKPOINTS_COMPLETED)
-        return machine.state in (AttemptState.SUCCEEDED, AttemptState.GROWN)
+        return self.state in (AttemptState.SUCCEEDED, AttemptState.GROWN)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Process events, or commit a checkpoint that has waited long enough for further ranks."""
+        check = self._delivery.next_check()
+        if check is not None:
+            until_check_s = max(0.0, check - time.monotonic())
+            timeout_s = until_check_s if timeout_s is None else min(timeout_s, until_check_s)
+        self._group.pump(self.handle, timeout_s)
+        if check is not None and time.monotonic() >= check and self.state.is_active:
+            self._note_commits(self._delivery.commit())
+
+    def _note_commits(self, committed: bool) -> None:
+        if committed:
+            self._termination.consider_growth()
+        if self.state is AttemptState.STOPPING and self._delivery.is_complete:
+            self._machine.apply(Trigger.CHECKPOINTS_COMPLETED)
 
     def _dispatch(self, event: Event) -> bool:
         """Process one event; return True if a checkpoint was committed."""
         match event:
             case Reported():
                 return self._delivery.on_report(event)
-            case Uploaded():
-                return self._delivery.on_upload(event)
+            case FilesAnnounced() | Uploaded():
+                return self._delivery.on_files(event)
             case CommitOverdue() | FilesClaimed():
                 self._delivery.respond(event)
             case PhaseEntered():
@@ -212,7 +236,7 @@ class Attempt:
             case AttemptState.STOPPING:
                 uploads_s = config.sync_config.sync_timeout if self._delivery.is_uploading else 0.0
                 return self._machine.entered_at + _STOP_WAIT_S + uploads_s
-            case AttemptState.PREEMPTING | AttemptState.GROWING:
+            case AttemptState.PREEMPTING | AttemptState.INTERRUPTING | AttemptState.GROWING:
                 return self._machine.entered_at + self._termination.grace_s
         if self._ranks.starting:
             return self._started_at + config.start_timeout_s
@@ -222,7 +246,8 @@ class Attempt:
         if self.state is AttemptState.RUNNING:
             self._delivery.flush()
             stopped = [] if self._ranks.starting else self._progress.stopped()
-            self._diagnosis.add_timeout(self._group, stopped, self._progress.describe_limit())
+            never_began, limit = not self._progress.has_begun, self._progress.describe_limit()
+            self._diagnosis.add_timeout(self._group, stopped, limit, never_began=never_began)
         self._machine.apply(Trigger.DEADLINE_PASSED)
         return self._end()
 
@@ -243,9 +268,13 @@ class Attempt:
     def _end(self) -> Ending:
         self._delivery.flush()
         ending = self._ending()
-        if isinstance(ending, AttemptFailed) and (lost := self.describe_uncommitted()):
-            return replace(ending, notes=(*ending.notes, lost))
-        return ending
+        if not isinstance(ending, AttemptFailed):
+            return ending
+        lost = self.describe_uncommitted()
+        has_reported = any(self._ranks.reports(rank) for rank in range(len(self._ranks)))
+        is_early = not has_reported and time.monotonic() - self._started_at < _EARLY_S
+        failure = replace(ending.failure, is_early=is_early)
+        return replace(ending, failure=failure, notes=(*ending.notes, lost) if lost else ending.notes)
 
     def _ending(self) -> Ending:
         match self.state:

@@ -192,7 +192,7 @@ class Controller:
         try:
             self._services.callbacks.call("on_group_start", number, list(group.workers))
             attempt = self._start(group, number, avoided)
-            with interrupts.handled_by(attempt.request_preemption):
+            with interrupts.handled_by(attempt.request_end):
                 ending = self._follow(group, attempt, number)
         except BaseException:
             self._print_error(self._close_attempt(number))
@@ -225,6 +225,11 @@ class Controller:
         self._probe_storage(group)
         latest, checkpoint = self._latest_checkpoint()
         iteration = latest.iteration if latest else 0
+        if number > 0 and latest is None:
+            where = (
+                "beginning" if checkpoint is None else f"checkpoint that was passed to the trainer, {checkpoint.path}"
+            )
+            self._print(f"this attempt starts from the {where}, because the run has no complete checkpoint")
         if number > 0 or self._tasks.driver_count > 1:
             self._services.callbacks.call("on_resume", iteration)
         self._tasks.split_datasets(group.workers, checkpoint)

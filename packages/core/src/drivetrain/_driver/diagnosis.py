@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from drivetrain._base.failure import Failure, classify, describe_exit, one_line, rebuild_exception
+from drivetrain._base.failure import Failure, behind_exit, classify, describe_exit, one_line, rebuild_exception
 from drivetrain._driver.outcomes import AttemptFailed
 from drivetrain._driver.ranks import Ranks
 from drivetrain._hooks.context import Run
@@ -25,6 +25,8 @@ from drivetrain.errors import (
 )
 
 __all__ = ["Diagnosis", "failure_in_driver"]
+
+_HOW_TO_SHOW_PROGRESS = "If the training is healthy, call drivetrain.report() or drivetrain.heartbeat() in each step"
 
 
 class Diagnosis:
@@ -60,6 +62,8 @@ class Diagnosis:
         """Record the exception that a rank raised."""
         error = rebuild_exception(event.error)
         phase = self._ranks.describe_state(event.state)
+        # A script that calls sys.exit() has usually printed the reason.
+        is_explained = not isinstance(error, SystemExit) or behind_exit(error) is not error
         self._exceptions.append(
             Failure(
                 kind=event.kind or classify(error),
@@ -68,6 +72,7 @@ class Diagnosis:
                 time=event.time,
                 exception=error,
                 summary=f"rank {event.rank} failed while {phase}: {one_line(error)}",
+                log_tail="" if is_explained or self._is_shown(event.rank) else self._tail_log(event.rank),
             )
         )
 
@@ -88,9 +93,16 @@ class Diagnosis:
                 node_id=rank.worker.node_id,
                 exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
                 summary=summary,
-                log_tail=tail_log(self._run.path / LOGS if self._run.run_config.log_to_file else None, event.rank),
+                log_tail=self._tail_log(event.rank),
             )
         )
+
+    def _tail_log(self, rank: int) -> str:
+        return tail_log(self._run.path / LOGS if self._run.run_config.log_to_file else None, rank)
+
+    def _is_shown(self, rank: int) -> bool:
+        shown = self._run.run_config.worker_output
+        return shown == "all" or (shown == "rank0" and rank == 0)
 
     def root_cause(self) -> AttemptFailed:
         """Return the root cause: the timeout, else the first lost process, else the earliest exception.
@@ -106,13 +118,14 @@ class Diagnosis:
             notes.append(f"ranks that had already finished: {', '.join(map(str, finished))}")
         return AttemptFailed(ordered[0], tuple(notes), tuple(ordered))
 
-    def add_timeout(self, group: Group, stopped: Sequence[int], limit: str) -> None:
+    def add_timeout(self, group: Group, stopped: Sequence[int], limit: str, *, never_began: bool) -> None:
         """Record that ranks did not start in time, or that ranks have made no progress for too long.
 
         Args:
             group: the group of workers.
             stopped: the ranks without progress, the one that stopped first first; empty if ranks did not start.
             limit: a description of the time limit for progress.
+            never_began: True if no rank has made progress in this attempt, so that it may not call what shows progress.
         """
         config = self._run.run_config
         if self._ranks.starting:
@@ -127,8 +140,11 @@ class Diagnosis:
             if len(stopped) < len(ranks):
                 of_whom = f"{_rank_names(stopped)}, although other ranks make progress"
             waited = f"[DT-502] waited {limit} for a report or heartbeat from {of_whom}"
+            if never_began:
+                waited += ", which have sent none"
         stacks = group.stacks(ranks)
-        message = f"{waited}{self._suspect(ranks, stacks)}\n\n{self._explain(ranks, stacks)}"
+        hint = f". {_HOW_TO_SHOW_PROGRESS}" if never_began and not self._ranks.starting else ""
+        message = f"{waited}{self._suspect(ranks, stacks)}{hint}\n\n{self._explain(ranks, stacks)}"
         self._timeout = failure_in_driver(WaitTimeoutError(message, ranks=ranks))
 
     def describe(self, group: Group) -> str:

@@ -43,6 +43,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, ERROR_TEXT_FILE
 from drivetrain._storage.rundir import OpenRun, open_run
 from drivetrain._wire.task import PackedFunction
+from drivetrain._worker.script import Script
 from drivetrain._worker.session import POSITIONS
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
@@ -131,6 +132,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     with open_run(job.run_config, job.record.facts, job.metadata, job.record.pickle()) as opened:
         notices = [*unused_variables(job.run_config), *runtime.ignored_settings(job.scaling)]
         print_once(notices, lambda notice: opened.console.print(f"{opened.name}: {notice}", error=True))
+        interrupts.signals_reach_ranks = isinstance(job.function, Script) and not runtime.in_driver
         try:
             services = _services(job, opened, callbacks, interrupts)
             controller = _controller(job, services, opened, function, datasets, runtime, policy)

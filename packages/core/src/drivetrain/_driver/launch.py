@@ -62,8 +62,7 @@ def refuse_in_script_of_workers() -> None:
     if (script := running_script()) is not None:
         raise ConfigurationError(
             f"[DT-131] fit(): expected a process that is no worker, got a worker that runs the script {script}. Run "
-            f"the script once, without options about workers: drivetrain run {os.path.basename(script)}. Its trainer "
-            "starts the workers"
+            f"the script once, without options about workers: drivetrain run {script}. Its trainer starts the workers"
         )
 
 
@@ -222,7 +221,7 @@ def _refusing_objects_of_process(reduce: Callable[[Any], Any]) -> Callable[[Any]
 def _refusal(name: str, value: object) -> ConfigurationError:
     kind = type(value)
     return ConfigurationError(
-        f"[DT-130] {name}: expected an object that does not depend on the number of processes, got a "
-        f"{kind.__qualname__} of {kind.__module__.partition('.')[0]}, which was created before fit(): with it, each "
-        "worker would train alone. Create it in the train function"
+        f"[DT-130] {name}: expected an object that does not depend on the number of processes, got an object of the "
+        f"class {kind.__qualname__} of {kind.__module__.partition('.')[0]}, which was created before fit(): with it, "
+        "each worker would train alone. Create it in the train function"
     )

@@ -16,6 +16,12 @@ from drivetrain.errors import PluginBrokenError
 __all__ = ["Decision", "ask", "make_policy"]
 
 
+_REPEATED = (
+    "not retried again: the previous attempt ended with the same error at the same line, also before any report "
+    "(max_failures=-1 retries it anyway)"
+)
+
+
 class Decision(NamedTuple):
     """A checked decision of a policy.
 
@@ -81,7 +87,8 @@ def ask(policy: FailurePolicy, config: FailureConfig, failure: Failure, history:
     except Exception as error:  # raised by a user's policy
         return _refuse(config, f" raised {one_line(error)}")
     if isinstance(decided, bool):
-        return Decision(0.0 if decided else None)
+        is_repeated = not decided and isinstance(policy, RetryBudget) and policy.is_repeated(failure, history)
+        return Decision(0.0 if decided else None, (_REPEATED,) if is_repeated else ())
     if isinstance(decided, (int, float)) and 0 <= decided < math.inf:
         return Decision(float(decided))
     return _refuse(config, f": expected True, False or seconds >= 0, got {decided!r:.200}")

@@ -76,6 +76,11 @@ class Progress:
         self._latest_of_any = self._checked = self._now()
 
     @property
+    def has_begun(self) -> bool:
+        """True if a rank has made progress in this attempt."""
+        return bool(self._latest)
+
+    @property
     def limit_s(self) -> float | None:
         """The current limit in seconds; None if there is none."""
         if not self._latest:

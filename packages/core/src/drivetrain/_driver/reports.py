@@ -1,10 +1,9 @@
-"""Matches the reports of all ranks by report number, without blocking any rank.
+"""Matches the reports whose values are combined over all ranks by report number, without blocking any rank.
 
-The matcher holds only reports that depend on other ranks: reports with values to combine, and reports with a checkpoint
-to which other ranks may still add files. It releases a held report once every rank has made at least as many reports,
-has finished, or counts as silent.
+The matcher holds reports with values to combine. It releases a held report once every rank has made at least as many
+reports, has finished, or counts as silent.
 
-If only some ranks report, the other ranks must not delay the checkpoints until the end of the run. A rank therefore
+If only some ranks report, the other ranks must not delay the values until the end of the run. A rank therefore
 counts as silent if it has not reported at all, although a report has been held for at least ten seconds and some rank
 has made two more reports since. As soon as a silent rank reports, the matcher waits for that rank again.
 """
@@ -16,12 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain._wire.events import Reported
-
-if TYPE_CHECKING:
-    from drivetrain._storage.filesystem import StoredFile
 
 __all__ = ["MatchedReport", "ReportMatcher", "combine"]
 
@@ -36,25 +32,15 @@ class MatchedReport:
 
     Attributes:
         number: the report number within the run.
-        iteration: the smallest iteration of these reports.
         metrics: the metrics of each rank.
-        files: for each rank whose checkpoint files are uploaded, these files by relative path.
-        uploading: the ranks whose files are still being uploaded.
-        directories: for each rank that reported a checkpoint, the name of the checkpoint's directory.
         reduce: the requested reductions, by metric.
         held_from: the time in seconds at which the first of these reports arrived.
-        shared: True if all ranks have saved the checkpoint together.
     """
 
     number: int
-    iteration: int
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
-    files: dict[int, dict[str, StoredFile]] = field(default_factory=dict)
-    uploading: set[int] = field(default_factory=set)
-    directories: dict[int, str] = field(default_factory=dict)
     reduce: dict[str, str] = field(default_factory=dict)
     held_from: float = 0.0
-    shared: bool = False
 
 
 class ReportMatcher:
@@ -86,22 +72,10 @@ class ReportMatcher:
         """Return True if a report with this number or a smaller number waits for another rank."""
         return bool(self._held) and self._held_numbers[0] <= number
 
-    def held_report(self, number: int) -> MatchedReport | None:
-        """Return the held report with this number; None if no such report is held."""
-        return self._held.get(number)
-
-    def held_checkpoints(self) -> list[MatchedReport]:
-        """Return the held reports that have a checkpoint, ordered by number."""
-        return [held for _, held in sorted(self._held.items()) if held.directories]
-
-    def ranks_behind(self, number: int) -> list[int]:
-        """Return the awaited ranks that have not made the report with this number."""
-        return [rank for rank in sorted(self._awaited) if self._latest[rank] < number]
-
     def add(self, event: Reported) -> list[MatchedReport]:
         """Add the report of a rank; return the reports that this completes, ordered by number."""
         self._advance(event.rank, event.number)
-        if event.directory is None and not event.reduce:
+        if not event.reduce:
             if not self._held:
                 return []
             if (held := self._held.get(event.number)) is not None:
@@ -111,15 +85,7 @@ class ReportMatcher:
         if held is None:
             held = self._hold(event)
         held.metrics[event.rank] = event.metrics
-        held.iteration = min(held.iteration, event.iteration)
-        if event.directory is not None:
-            held.directories[event.rank] = event.directory
-            held.shared |= event.shared
-            if event.files is None:
-                held.uploading.add(event.rank)
-            else:
-                held.files[event.rank] = event.files
-        held.reduce.update(event.reduce or {})
+        held.reduce.update(event.reduce)
         return self._settle()
 
     def finish(self, rank: int) -> list[MatchedReport]:
@@ -154,7 +120,7 @@ class ReportMatcher:
 
     def _hold(self, event: Reported) -> MatchedReport:
         """Start to hold the reports with the number of this report."""
-        held = self._held[event.number] = MatchedReport(event.number, event.iteration, held_from=self._clock())
+        held = self._held[event.number] = MatchedReport(event.number, held_from=self._clock())
         heapq.heappush(self._held_numbers, event.number)
         if self._held_numbers[0] == event.number:
             self._count_ranks_behind()

@@ -31,11 +31,14 @@ class RankRequests:
         if rank in self._waiting.get(number, ()):
             self._send([rank], CommitState(number, is_committed=False, missing=tuple(missing)))
 
-    def note_commit(self, number: int, directory: str) -> None:
+    def note_commit(self, number: int) -> None:
         """Notify the ranks that wait for this commit."""
-        self._claims.pop(directory, None)
         if ranks := self._waiting.pop(number, None):
             self._send(sorted(ranks), CommitState(number, is_committed=True))
+
+    def forget(self, directory: str) -> None:
+        """Forget which files ranks store in a directory, because no rank will store further files there."""
+        self._claims.pop(directory, None)
 
     def claim(self, event: FilesClaimed) -> None:
         """Tell a rank which of its files another rank stores under the same name, so that neither replaces the other's.

@@ -21,6 +21,7 @@ class AttemptState(enum.Enum):
     RUNNING = enum.auto()
     STOPPING = enum.auto()  # the stop condition was met; earlier checkpoints are being completed
     PREEMPTING = enum.auto()  # the ranks were asked to save and return because their processes will be terminated
+    INTERRUPTING = enum.auto()  # the ranks have received the driver's signal, and handle it
     GROWING = enum.auto()  # the ranks were asked to save and return because the cluster has room for more of them
     RANKS_LOST = enum.auto()  # processes were lost, but no rank raised an exception: replacement may be possible
     REPLACING = enum.auto()  # the other ranks wait for the new processes
@@ -36,6 +37,7 @@ class AttemptState(enum.Enum):
             AttemptState.RUNNING,
             AttemptState.STOPPING,
             AttemptState.PREEMPTING,
+            AttemptState.INTERRUPTING,
             AttemptState.GROWING,
         )
 
@@ -56,6 +58,7 @@ class Trigger(enum.Enum):
     STOP_CONDITION_MET = enum.auto()
     CHECKPOINTS_COMPLETED = enum.auto()  # all checkpoints that were reported before the stop condition was met
     PREEMPTION_REQUESTED = enum.auto()  # by SIGTERM to a rank, or by an interrupt of the driver
+    SIGNAL_SENT = enum.auto()  # the driver was interrupted, and sends the signal to the script that the ranks run
     GROWTH_REQUESTED = enum.auto()  # there is room for more workers, and the ranks can save first
     GROWTH_WITHOUT_SAVING = enum.auto()  # the ranks cannot save, so the next attempt uses the latest checkpoint
     ALL_RETURNED = enum.auto()  # every train function returned, and has finished
@@ -73,6 +76,7 @@ ATTEMPT_TRANSITIONS: Mapping[AttemptState, Mapping[Trigger, AttemptState]] = {
     _S.RUNNING: {
         _T.STOP_CONDITION_MET: _S.STOPPING,
         _T.PREEMPTION_REQUESTED: _S.PREEMPTING,
+        _T.SIGNAL_SENT: _S.INTERRUPTING,
         _T.GROWTH_REQUESTED: _S.GROWING,
         _T.GROWTH_WITHOUT_SAVING: _S.GROWN,
         _T.ALL_RETURNED: _S.SUCCEEDED,
@@ -96,9 +100,15 @@ ATTEMPT_TRANSITIONS: Mapping[AttemptState, Mapping[Trigger, AttemptState]] = {
         _T.RANK_LOST: _S.FAILED,
         _T.DEADLINE_PASSED: _S.PREEMPTED,
     },
+    _S.INTERRUPTING: {  # a rank that raises KeyboardInterrupt, or exits, leaves the others time
+        _T.ALL_RETURNED: _S.PREEMPTED,
+        _T.ALL_SAVED: _S.PREEMPTED,
+        _T.DEADLINE_PASSED: _S.PREEMPTED,
+    },
     _S.GROWING: {
         _T.STOP_CONDITION_MET: _S.STOPPING,
         _T.PREEMPTION_REQUESTED: _S.PREEMPTING,
+        _T.SIGNAL_SENT: _S.INTERRUPTING,
         _T.ALL_RETURNED: _S.SUCCEEDED,
         _T.ALL_SAVED: _S.GROWN,
         _T.RANK_FAILED: _S.FAILED,
@@ -108,12 +118,14 @@ ATTEMPT_TRANSITIONS: Mapping[AttemptState, Mapping[Trigger, AttemptState]] = {
     _S.RANKS_LOST: {
         _T.STOP_CONDITION_MET: _S.FAILED,
         _T.PREEMPTION_REQUESTED: _S.FAILED,
+        _T.SIGNAL_SENT: _S.FAILED,
         _T.RANK_FAILED: _S.FAILED,
         _T.REPLACEMENT_STARTED: _S.REPLACING,
     },
     _S.REPLACING: {
         _T.STOP_CONDITION_MET: _S.FAILED,
         _T.PREEMPTION_REQUESTED: _S.FAILED,
+        _T.SIGNAL_SENT: _S.FAILED,
         _T.RANK_FAILED: _S.FAILED,
         _T.RANK_LOST: _S.FAILED,
         _T.RANKS_REPLACED: _S.RUNNING,

@@ -1,10 +1,11 @@
-"""Asks all ranks to save after the same step: before a preemption, or before the run grows.
+"""Asks all ranks to save after the same step: before a preemption, or before the run grows. Sends signals to scripts.
 
 :mod:`drivetrain._worker.preemption` is the counterpart in the worker.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from drivetrain._driver.ranks import Ranks
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.states import AttemptState, StateMachine, Trigger
 from drivetrain._runtimes.base import Group
-from drivetrain._wire.commands import CountSteps, StopAfter
+from drivetrain._wire.commands import CountSteps, Interrupt, StopAfter
 from drivetrain._wire.events import Draining, PreemptionInfo, Returned, StepsCounted
 from drivetrain.errors import FailureKind
 
@@ -74,6 +75,23 @@ class Termination:
         if self._notice is not None:
             ranks = tuple(sorted({*self._notice.ranks, *ranks}))
             self._notice = replace(self._notice, reason=reason if is_new else self._notice.reason, ranks=ranks)
+
+    def send_signal(self, reason: str, number: int) -> None:
+        """Send a signal that the driver has received to the script that the ranks run, and give it time to handle it.
+
+        Args:
+            reason: the reason, for the message.
+            number: the number of the signal.
+        """
+        if not self._machine.apply(Trigger.SIGNAL_SENT) or self._machine.state is not AttemptState.INTERRUPTING:
+            return
+        run, name = self._services.run, signal.Signals(number).name
+        run.console.print(
+            f"{run.name}: {reason}: {name} was sent to all ranks, which have {self.grace_s:.3g} s to handle it; "
+            "repeat it to end them at once",
+            error=True,
+        )
+        self._group.send(sorted(self._ranks.active), Interrupt(number))
 
     def on_draining(self, event: Draining) -> None:
         """Record that the nodes of ranks will be terminated."""

@@ -32,14 +32,15 @@ class Framework:
         """
         return False
 
-    def launcher_variables(self, context: TrainContext) -> Mapping[str, str]:
+    def launcher_variables(self, context: TrainContext, max_failures: int) -> Mapping[str, str]:
         """On each worker, return environment variables that the framework's own launcher would set for a script.
 
         Used for ``drivetrain run script.py --num-workers N``, also if the framework is not imported yet. The variables
-        ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``NODE_RANK``, ``GROUP_RANK``, ``MASTER_ADDR``
-        and ``MASTER_PORT`` are always set.
+        ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``NODE_RANK``, ``GROUP_RANK``,
+        ``GROUP_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` are always set.
 
         Args:
             context: information about the worker and the run.
+            max_failures: the number of retries; see :class:`~drivetrain.FailureConfig`.
         """
         return {}

@@ -41,12 +41,12 @@ def _load(name: str) -> Framework | None:
     return _known[name]
 
 
-def launcher_variables(context: TrainContext) -> dict[str, str]:
+def launcher_variables(context: TrainContext, max_failures: int) -> dict[str, str]:
     """Return the variables that the launchers of all frameworks set for a script, whether imported or not."""
     variables: dict[str, str] = {}
     for name in _installed():
         if (framework := _load(name)) is not None:
-            variables.update(framework.launcher_variables(context))
+            variables.update(framework.launcher_variables(context, max_failures))
     return variables
 
 

@@ -58,6 +58,9 @@ class RetryBudget:
     The first retry after an attempt with progress starts at once. If that attempt makes no progress either, the next
     retry waits for ``retry_backoff_s``, and each further one twice as long, up to a minute. An attempt makes progress
     if it commits a checkpoint.
+
+    A mistake in the code is not retried again if the attempt before ended with the same exception at the same line, and
+    neither has made progress. With ``max_failures=-1``, it is retried like all other failures.
     """
 
     def __init__(self, config: FailureConfig) -> None:
@@ -71,13 +74,17 @@ class RetryBudget:
         preempted = failure.kind is FailureKind.PREEMPTION
         limit = self._preemptions if preempted else self._failures
         before = sum((earlier.kind is FailureKind.PREEMPTION) is preempted for earlier in history)
-        if 0 <= limit <= before:
+        if 0 <= limit <= before or self.is_repeated(failure, history):
             return False
         stuck = list(takewhile(lambda earlier: not earlier.made_progress, [failure, *reversed(history)]))
         preemptions = sum(earlier.kind is FailureKind.PREEMPTION for earlier in stuck)
         if preempted and 0 <= self._preemptions_without_progress < preemptions:
             return False
         return self._delay_s(len(stuck))
+
+    def is_repeated(self, failure: Failure, history: Sequence[Failure]) -> bool:
+        """Return True if the attempt before ended with the same mistake, which a retry would only repeat."""
+        return self._failures > 0 and bool(history) and failure.repeats(history[-1])
 
     def _delay_s(self, attempts: int) -> float:
         """Return the delay after a number of consecutive attempts without progress."""

@@ -212,7 +212,7 @@ class Runtime(ABC):
         ...
 
 
-def rank_environment(worker: WorkerInfo, *, world_size: int, local_world_size: int) -> dict[str, str]:
+def rank_environment(worker: WorkerInfo, *, world_size: int, local_world_size: int, nodes: int = 1) -> dict[str, str]:
     """Return environment variables with a worker's ranks, under the names that torchrun and other launchers use."""
     return {
         "RANK": str(worker.rank),
@@ -220,5 +220,6 @@ def rank_environment(worker: WorkerInfo, *, world_size: int, local_world_size: i
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(local_world_size),
         "GROUP_RANK": str(worker.node_rank),
+        "GROUP_WORLD_SIZE": str(nodes),
         "NODE_RANK": str(worker.node_rank),
     }

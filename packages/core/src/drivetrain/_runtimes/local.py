@@ -357,11 +357,11 @@ class LocalGroup(ConnectedGroup):
             if self._server.requested:
                 self.broken = True  # the server would fork these workers later, so it is closed with the group
             try:
-                if grace_s:
+                if self.let_exit():
+                    self._wait_for_exits(EXIT_LIMIT_S + _END_WAIT_S)
+                elif grace_s:
                     self._signal_all(signal.SIGTERM)
                     self._wait_for_exits(grace_s)
-                elif self.let_exit():
-                    self._wait_for_exits(EXIT_LIMIT_S + _END_WAIT_S)
             finally:  # also if another Ctrl-C ends the wait
                 self._signal_all(signal.SIGKILL)
                 self._wait_for_exits(_END_WAIT_S)

@@ -130,7 +130,10 @@ class RemoteGroup(ConnectedGroup):
         for rank in ranks:
             worker = self.workers[rank]
             variables = rank_environment(
-                worker, world_size=len(self.workers), local_world_size=on_node[worker.node_rank]
+                worker,
+                world_size=len(self.workers),
+                local_world_size=on_node[worker.node_rank],
+                nodes=len(on_node),
             )
             if rank in environment:
                 variables |= {**threads, **environment[rank]}

@@ -24,6 +24,8 @@ class CommittedCheckpoint:
         time: Unix time of the commit in seconds.
         ordinal: the position of the checkpoint among all checkpoints that the run has ever committed, from 1; 0 if
             unknown.
+        world_size: the number of ranks that the run had then; 0 if unknown.
+        ranks: the ranks whose files the checkpoint contains; empty for all ranks.
 
     Raises:
         StorageError: the name is not valid for a checkpoint, for example because it leads out of the run directory.
@@ -35,9 +37,15 @@ class CommittedCheckpoint:
     metrics: Mapping[str, Any]
     time: float
     ordinal: int = 0
+    world_size: int = 0
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_checkpoint_name(self.name, "the entry of a committed checkpoint")
+
+    def has_files_of(self, rank: int) -> bool:
+        """Return True if the checkpoint is known to contain files of a rank."""
+        return rank < self.world_size and (not self.ranks or rank in self.ranks)
 
     @classmethod
     def parse(cls, value: object, where: str) -> CommittedCheckpoint:
@@ -58,4 +66,6 @@ class CommittedCheckpoint:
             metrics=fields.mapping("metrics"),
             time=fields.number("time"),
             ordinal=fields.integer("ordinal", 0),
+            world_size=fields.integer("world_size", 0),
+            ranks=tuple(fields.items("ranks", [])),
         )

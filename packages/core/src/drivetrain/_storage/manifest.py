@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from drivetrain._base.crashpoints import reach
@@ -91,6 +91,7 @@ class CheckpointManager:
         self.committed: list[CommittedCheckpoint] = read_manifest(storage, warn)
         self._unconfirmed: list[CommittedCheckpoint] | None = None
         """The entries of a manifest whose write has raised an exception; None if the last write succeeded."""
+        self._withdrawn: dict[str, CommittedCheckpoint] = {}
         self._encoded_entries: dict[str, str] = {}
         self._damaged: set[str] = set()
         self._has_warned_of_conflicts = False
@@ -98,7 +99,7 @@ class CheckpointManager:
 
     @property
     def latest(self) -> CommittedCheckpoint | None:
-        """The newest checkpoint that is not known to be damaged; None if there is none.
+        """The newest checkpoint that is not known to be damaged or incomplete; None if there is none.
 
         With ``CheckpointConfig(resume_from="latest_finite")``, this is the newest finite one, if there is one.
         """
@@ -141,11 +142,12 @@ class CheckpointManager:
         files: Mapping[int, Mapping[str, StoredFile]],
         metrics: Mapping[str, Any],
         name: str | None = None,
+        world_size: int = 0,
+        ranks: Sequence[int] = (),
     ) -> CommittedCheckpoint:
         """Commit the files that the ranks uploaded for a report, and apply retention.
 
-        If the checkpoint is committed already, the files are added to it. This happens if the first commit did not wait
-        for all ranks.
+        If the checkpoint has been committed before, the files of further ranks are added to it.
 
         Args:
             index: the report's index in the run.
@@ -154,6 +156,8 @@ class CheckpointManager:
                 its files into the directory itself.
             metrics: the report's metrics.
             name: the name of the checkpoint's directory; None for the default name.
+            world_size: the number of ranks.
+            ranks: the ranks that contribute to the checkpoint; empty for all ranks.
 
         Raises:
             CheckpointError: another report's checkpoint has the same name; or, with ``on_conflict="error"``, two ranks
@@ -161,13 +165,16 @@ class CheckpointManager:
             StorageError: the manifest could not be written, so nothing is committed.
         """
         name = name or checkpoint_name(index)
-        existing = next((entry for entry in self.committed if entry.name == name), None)
+        existing = next((entry for entry in self.committed if entry.name == name), self._withdrawn.get(name))
         if existing and existing.index != index:
             raise CheckpointError(
                 f"[DT-411] a checkpoint: expected a directory that is new in the run, got {name!r}, which is "
                 "committed already"
             )
-        listed = self._listed(name) if existing else {}
+        listed: dict[str, StoredFile] = {}
+        if existing:
+            listed = self._listed(name)
+            files = {rank: stored for rank, stored in files.items() if not existing.has_files_of(rank)}
         conflict = self._config.on_conflict
         merged, conflicts = settle_duplicates(self._storage, name, files, on_conflict=conflict, committed=listed)
         if conflicts and conflict == "lowest_rank" and not self._has_warned_of_conflicts:
@@ -184,14 +191,17 @@ class CheckpointManager:
             iteration=iteration,
             metrics=dict(metrics),
             time=time.time(),
-            ordinal=max((entry.ordinal for entry in self.committed), default=0) + 1,
+            ordinal=max((entry.ordinal for entry in [*self.committed, *self._withdrawn.values()]), default=0) + 1,
         )
+        entry = replace(entry, metrics=dict(metrics), world_size=world_size, ranks=tuple(ranks))
         self._before_commit()  # before the listing: if the manifest is missing, a listing counts as a commit
         listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(immutable_files(merged).items()))}
         self._storage.write_bytes(f"{name}/{LISTING_FILE}", json.dumps(listing).encode(), durable=False)
-        if existing:
-            return existing
-        entries = sorted([*self.committed, entry], key=lambda entry: entry.index)
+        self._withdrawn.pop(name, None)
+        self._damaged.discard(name)
+        self._encoded_entries.pop(name, None)
+        others = [other for other in self.committed if other.name != name]
+        entries = sorted([*others, entry], key=lambda entry: entry.index)
         kept = retained(entries, self._config, self._is_protected)
         names = {old.name for old in kept}
         dropped = [old for old in entries if old.name not in names]
@@ -200,11 +210,32 @@ class CheckpointManager:
             self._storage.delete(announcement_name(name))
         return entry
 
-    def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint]) -> None:
+    def withdraw(self, names: Collection[str]) -> None:
+        """Remove checkpoints from the manifest that turn out to be incomplete, so that they can be committed again.
+
+        Raises:
+            StorageError: the manifest could not be written, so nothing is withdrawn.
+        """
+        withdrawn = [entry for entry in self.committed if entry.name in names]
+        if withdrawn:
+            self._damaged.update(entry.name for entry in withdrawn)  # even if the manifest cannot be written
+            self._announce(withdrawn)
+            self._replace([entry for entry in self.committed if entry not in withdrawn])
+            self._withdrawn.update({entry.name: entry for entry in withdrawn})
+
+    def discard(self, name: str) -> None:
+        """Schedule the deletion of files that were stored in a directory after the checkpoint there was dropped."""
+        self._janitor.submit(self.last_name, [name])
+
+    def _announce(self, entries: Sequence[CommittedCheckpoint]) -> None:
+        """Record the custom names among those of checkpoints, so that a sweep finds the directories."""
+        for entry in entries:
+            if not CHECKPOINT_NAME_PATTERN.fullmatch(entry.name):
+                self._storage.write_bytes(announcement_name(entry.name), b"", durable=False)
+
+    def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint] = ()) -> None:
         """Replace the manifest by one with the kept entries, and schedule the deletion of the dropped checkpoints."""
-        for old in dropped:
-            if not CHECKPOINT_NAME_PATTERN.fullmatch(old.name):
-                self._storage.write_bytes(announcement_name(old.name), b"", durable=False)
+        self._announce(dropped)
         self._before_commit()
         self._unconfirmed = kept
         reach("before manifest write")
@@ -258,6 +289,7 @@ class CheckpointManager:
             directory with this index.
         """
         self._confirm()
+        self._withdrawn.clear()
         self._janitor.wait()
         orphans, announced, drafts = self._find_leftovers()
         for file in drafts:

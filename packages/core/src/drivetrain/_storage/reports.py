@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import RESULT_FILE_PATTERN, result_file
+from drivetrain._storage.layout import RESULT_FILE_PATTERN, USAGE_FILE, result_file
 from drivetrain._storage.reading import MAX_LINE_BYTES, MAX_VALUES, Fields, count_values, parse_json
 from drivetrain.errors import StorageError
 
-__all__ = ["last_report", "line_too_long", "rank_files", "read_line", "read_lines", "tail_lines"]
+__all__ = ["last_activity", "last_report", "line_too_long", "rank_files", "read_line", "read_lines", "tail_lines"]
 
 _TAIL_BYTES = 1 << 16
 _MAX_TAIL_BYTES = 256 << 20
@@ -31,16 +31,39 @@ def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
     Raises:
         StorageError: the report is not a JSON object, or its time or its iteration is not a number.
     """
-    where = storage.path(result_file(rank))
-    for line in reversed(tail_lines(storage, result_file(rank), 2)):
+    report = _last_line(storage, result_file(rank))
+    if report is None:
+        return None
+    for name in ("_timestamp", "_training_iteration"):
+        report.number(name, 0)
+    return report.values
+
+
+def last_activity(storage: Storage) -> float:
+    """Return when rank 0 last reported, or when the resource usage was last recorded, as Unix time to within a second.
+
+    The time is 0 if neither has happened, or if the files are damaged.
+    """
+    reported_at = sampled_at = 0.0
+    with contextlib.suppress(StorageError):
+        reported_at = float((last_report(storage) or {}).get("_timestamp", 0))
+    with contextlib.suppress(StorageError):
+        sample = _last_line(storage, USAGE_FILE)
+        sampled_at = sample.number("time", 0) if sample is not None else 0.0
+    if reported_at.is_integer() and reported_at:
+        reported_at += 1.0  # it is rounded down
+    return max(reported_at, sampled_at)
+
+
+def _last_line(storage: Storage, name: str) -> Fields | None:
+    """Return the JSON object in the last line of a file, or None if there is no line."""
+    where = storage.path(name)
+    for line in reversed(tail_lines(storage, name, 2)):
         try:
             value = parse_json(line, where)
         except StorageError:
             continue  # a process was killed while it wrote this line
-        report = Fields(value, where)
-        for name in ("_timestamp", "_training_iteration"):
-            report.number(name, 0)
-        return report.values
+        return Fields(value, where)
     return None
 
 

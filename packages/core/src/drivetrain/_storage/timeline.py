@@ -20,7 +20,7 @@ from drivetrain._base.redact import redact_strings
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import TIMELINE_FILE, file_mode
 from drivetrain._storage.reading import is_number
-from drivetrain._storage.reports import read_lines
+from drivetrain._storage.reports import last_activity, read_lines
 
 __all__ = [
     "AttemptEnded",
@@ -33,6 +33,7 @@ __all__ = [
     "TimelineRecord",
     "VersionsFound",
     "append_record",
+    "find_lost_attempt",
     "read_timeline",
 ]
 
@@ -126,7 +127,7 @@ class AttemptFailed(TimelineRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnded(TimelineRecord):
-    """The workers of an attempt are being terminated.
+    """The workers of an attempt are being terminated. If the driver was killed, the next driver records this.
 
     Attributes:
         attempt: the number of the attempt. Each driver counts its attempts from 0.
@@ -199,6 +200,21 @@ def read_timeline(storage: Storage) -> Iterator[TimelineRecord]:
         record = _parse(line)
         if record is not None:
             yield record
+
+
+def find_lost_attempt(storage: Storage) -> AttemptEnded | None:
+    """Return the missing record of the end of an attempt whose driver was killed; None if no end is missing.
+
+    The time of the record is that of the last known activity.
+    """
+    attempt, last_time = None, 0.0
+    for record in read_timeline(storage):
+        last_time = record.time
+        if isinstance(record, AttemptStarted):
+            attempt = record.attempt
+        elif isinstance(record, (AttemptEnded, DriverStarted, RunEnded)):
+            attempt = None
+    return None if attempt is None else AttemptEnded(attempt=attempt, time=max(last_time, last_activity(storage)))
 
 
 def _parse(line: Mapping[str, Any]) -> TimelineRecord | None:

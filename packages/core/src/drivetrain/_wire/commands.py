@@ -19,6 +19,7 @@ __all__ = [
     "CommitState",
     "CountSteps",
     "FreeMemory",
+    "Interrupt",
     "JoinRun",
     "Refuse",
     "Renumber",
@@ -109,6 +110,17 @@ class StopAfter:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Send a signal to the main thread, which runs the train function, because the driver has received it.
+
+    Attributes:
+        number: the number of the signal.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Renumber:
     """Number the next report after ``last_report``, and count steps from 0, because another rank was replaced.
 
@@ -160,5 +172,5 @@ class Refuse:
     reason: str
 
 
-RunningTaskCommand = CountSteps | StopAfter | Renumber | CommitState | StoreApart
+RunningTaskCommand = CountSteps | StopAfter | Interrupt | Renumber | CommitState | StoreApart
 Command = Call | JoinRun | Train | FreeMemory | Refuse | RunningTaskCommand

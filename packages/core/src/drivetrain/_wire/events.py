@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from drivetrain.errors import FailureKind
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from drivetrain._storage.filesystem import StoredFile
 
 __all__ = [
+    "CheckpointRanks",
     "Draining",
     "Event",
     "Exited",
     "Failed",
+    "FilesAnnounced",
     "PhaseEntered",
     "Pickled",
     "PreemptionInfo",
@@ -85,6 +87,9 @@ class PhaseEntered(NamedTuple):
     clock: float | None = None
 
 
+CheckpointRanks = tuple[int, ...] | Literal["all", "together"] | None
+
+
 class Reported(NamedTuple):
     """A rank called ``report``.
 
@@ -92,9 +97,10 @@ class Reported(NamedTuple):
     often. ``time`` is Unix time in seconds, on the rank's clock. ``reduce`` maps names of metrics to the way to combine
     them over the ranks. ``directory`` is the name of the checkpoint's directory in the run directory, or None without a
     checkpoint. ``files`` maps relative paths to the uploaded files, or is None while they are being uploaded. A
-    ``quiet`` report exists only for its checkpoint: it is not an iteration, and callbacks do not receive it. A
-    checkpoint is ``shared`` if all ranks have saved it together, so all must report it. It is ``awaited`` if the rank
-    waits for :class:`~drivetrain._wire.commands.CommitState`. ``clock`` is as in :class:`PhaseEntered`.
+    ``quiet`` report exists only for its checkpoint: it is not an iteration, and callbacks do not receive it.
+    ``checkpoint_ranks`` are the ranks that take part in the checkpoint, or None if the rank does not know them;
+    "together" means that all ranks have saved into the same directory. The checkpoint is ``awaited`` if the rank waits
+    for :class:`~drivetrain._wire.commands.CommitState`. ``clock`` is as in :class:`PhaseEntered`.
     """
 
     rank: int
@@ -106,9 +112,16 @@ class Reported(NamedTuple):
     reduce: Mapping[str, str] | None
     directory: str | None = None
     quiet: bool = False
-    shared: bool = False
+    checkpoint_ranks: CheckpointRanks = None
     awaited: bool = False
     clock: float | None = None
+
+
+class FilesAnnounced(NamedTuple):
+    """A rank is about to store files for the checkpoint of its next report, which has this number."""
+
+    rank: int
+    number: int
 
 
 class CommitOverdue(NamedTuple):
@@ -233,6 +246,7 @@ class SigtermReceived(NamedTuple):
 RankEvent = (
     PhaseEntered
     | Reported
+    | FilesAnnounced
     | CommitOverdue
     | FilesClaimed
     | Uploaded

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import signal
+import threading
 import time
 import traceback
 import warnings
@@ -16,11 +18,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain._base.failure import capture_failure
+from drivetrain._base.failure import behind_exit, capture_failure
 from drivetrain._base.script import dumps_to_driver, explain_absent, unpack
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext
-from drivetrain._wire.commands import CommitState, CountSteps, Renumber, RunningTaskCommand, StopAfter, StoreApart
+from drivetrain._wire.commands import (
+    CommitState,
+    CountSteps,
+    Interrupt,
+    Renumber,
+    RunningTaskCommand,
+    StopAfter,
+    StoreApart,
+)
 from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
 from drivetrain._wire.task import PackedFunction, TrainTask
 from drivetrain._worker.preemption import Preemption
@@ -109,6 +119,10 @@ class RunningTask:
                 self.preemption.count_steps()
             case StopAfter():
                 self.preemption.stop_after(command.step, command.info)
+            case Interrupt():
+                main_thread = threading.main_thread().ident
+                if not self.is_over and main_thread is not None:
+                    signal.pthread_kill(main_thread, command.number)
             case CommitState():
                 self.outbox.responses.put(command.number, command)
             case StoreApart():
@@ -237,7 +251,7 @@ def _session_of(backend: Backend, context: TrainContext, rendezvous: Mapping[str
 def _classify(backend: Backend, error: BaseException) -> FailureKind | None:
     """Return the category that a backend assigns to an exception; None if it assigns none, or fails."""
     try:
-        kind: object = backend.classify(error)
+        kind: object = backend.classify(behind_exit(error))
     except BaseException:  # a plugin may raise anything
         problem = f"raised an exception:\n{traceback.format_exc()}"
     else:

@@ -8,8 +8,8 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.dataset import DatasetShard
@@ -19,8 +19,10 @@ from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.layout import is_reserved
 from drivetrain._wire.commands import CommitState, StoreApart
 from drivetrain._wire.events import (
+    CheckpointRanks,
     CommitOverdue,
     Event,
+    FilesAnnounced,
     FilesClaimed,
     PreemptionInfo,
     Reported,
@@ -48,6 +50,7 @@ __all__ = [
     "heartbeat",
     "report",
     "resume_later",
+    "saved_by_all_ranks",
     "shared_checkpoint",
 ]
 
@@ -206,15 +209,17 @@ class Session:
                 self._outbox.emit(event._replace(clock=time.monotonic()))
                 return
             self._require_run()
+            if self.context.world_size > 1:
+                self._outbox.emit(FilesAnnounced(rank, number))
             self._fill_empty(upload.checkpoint)
             self._add_positions(upload.checkpoint)
             prepared = self._uploads.prepare(upload, number)
             stored = checkpoint_in(self.context.storage, prepared.directory)
-            files, directory, shared = prepared.files, prepared.directory, prepared.shared
+            files, directory, ranks = prepared.files, prepared.directory, prepared.ranks
             self._number, self._iteration = number, iteration
             now, clock, awaited = time.time(), time.monotonic(), wait_s is not None
             self._outbox.emit(
-                Reported(rank, number, iteration, now, values, files, reduce, directory, quiet, shared, awaited, clock)
+                Reported(rank, number, iteration, now, values, files, reduce, directory, quiet, ranks, awaited, clock)
             )
             if prepared.pending is None:
                 self._note_stored(number, stored)
@@ -241,8 +246,8 @@ class Session:
             missing = [] if state is None else list(state.missing)
             raise WaitTimeoutError(
                 f"[DT-423] report(wait=...): expected {directory} to be committed within {wait_s:g} s, but it still "
-                f"waits for {describe_ranks(missing) if missing else 'the driver'}. Make every rank call report() as "
-                "often, with or without a checkpoint",
+                f"waits for {describe_ranks(missing) if missing else 'the driver'}. Make these ranks call report() as "
+                "often, or declare the ranks that save the checkpoint with report(..., checkpoint_ranks=[...])",
                 ranks=missing,
             )
 
@@ -276,6 +281,10 @@ class Session:
                 "[DT-810] shared_checkpoint(): expected report(..., checkpoint=checkpoint) in the with block, on every "
                 "rank, got none. Move the report into the block"
             )
+
+    def note_saved_by_all(self, directory: str) -> None:
+        """Record that every rank saves a part of the checkpoint in this directory."""
+        self._uploads.note_saved_by_all(directory)
 
     def _require_own_process(self, function: str) -> None:
         if os.getpid() != self._process:
@@ -381,6 +390,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     delete_local_checkpoint_after_upload: bool = False,
+    checkpoint_ranks: Iterable[int] | Literal["all"] | None = None,
     wait: bool | float = False,
     **metrics_by_name: Any,
 ) -> None:
@@ -388,8 +398,8 @@ def report(
 
     Any rank may report at any time; the call is not a barrier. Metrics are sent to the driver at once, so they are kept
     even if the process dies right after the call. The files of a checkpoint are copied to the run directory. The
-    checkpoint is committed once all its files are stored and every rank that is still running has made at least as
-    many reports.
+    checkpoint is committed once every rank that contributes to it has stored its files. Pass ``checkpoint_ranks`` if
+    several ranks save at different times.
 
     Args:
         metrics: plain values (numbers, strings, booleans, None, and lists and mappings of them) by name. A tensor or
@@ -410,9 +420,13 @@ def report(
             returned.
         delete_local_checkpoint_after_upload: delete the local directory after the upload. If the directory is on the
             same filesystem as the storage, its files are moved instead of copied.
+        checkpoint_ranks: the ranks whose files the checkpoint consists of, or ``"all"``. It is committed once all of
+            them have reported it, and never without one. None to decide by the checkpoint before: the ranks that
+            contributed to it are awaited until they have made as many reports. A rank that did not is not awaited, and
+            before the first checkpoint, a rank is awaited for less than a second.
         wait: True to return only once the checkpoint is committed, so that it is kept whatever happens next. This waits
-            until every rank has made as many reports, for at most ``SyncConfig.sync_timeout`` seconds; a number waits
-            for at most that many seconds instead. Without a checkpoint, it has no effect.
+            for the other ranks that contribute, for at most ``SyncConfig.sync_timeout`` seconds; a number waits for at
+            most that many seconds instead. Without a checkpoint, it has no effect.
         **metrics_by_name: the metrics, instead of a mapping: ``report(loss=0.1)``.
 
     Raises:
@@ -462,6 +476,7 @@ def report(
         mode=mode,
         function=checkpoint_upload_fn,
         delete_local=delete_local_checkpoint_after_upload,
+        ranks=_checked_ranks(checkpoint_ranks, session.context),
     )
     session.report(metrics, request, reduce, wait_s=wait_s)
 
@@ -476,6 +491,20 @@ def _seconds_to_wait(wait: object, session: Session) -> float | None:
         f"[DT-805] report(wait=...): expected True, False or a positive number of seconds, got {wait!r}. If it is a "
         "metric, pass the metrics as a mapping"
     )
+
+
+def _checked_ranks(ranks: object, context: TrainContext) -> CheckpointRanks:
+    """Return the argument ``checkpoint_ranks`` of :func:`report` as it is sent to the driver."""
+    if ranks is None or ranks == "all":
+        return None if ranks is None else "all"
+    found = tuple(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, str) else ()
+    size, own = context.get_world_size(), context.get_world_rank()
+    if own not in found or not all(isinstance(rank, int) and 0 <= rank < size for rank in found):
+        raise SessionError(
+            f"[DT-805] report(checkpoint_ranks=...): expected 'all' or a list of ranks from 0 to {size - 1} that "
+            f"contains this rank, {own}, got {ranks!r}. If it is a metric, pass the metrics as a mapping"
+        )
+    return tuple(sorted(set(found)))
 
 
 def _advice(value: object) -> str:
@@ -518,6 +547,20 @@ def shared_checkpoint() -> Iterator[Checkpoint]:
     """
     with active_session("shared_checkpoint").shared_checkpoint() as checkpoint:
         yield checkpoint
+
+
+def saved_by_all_ranks(directory: str | os.PathLike[str]) -> None:
+    """Declare that every rank saves a part of one checkpoint: this rank in this directory.
+
+    For plugins whose functions save collectively. If the next report of this rank is of a checkpoint in this directory,
+    or in a directory that contains it, the checkpoint is committed only with the files of all ranks, as with
+    ``report(..., checkpoint_ranks="all")``. Outside a train function, the call has no effect.
+
+    Args:
+        directory: the directory.
+    """
+    if _active is not None:
+        _active.note_saved_by_all(os.fspath(directory))
 
 
 def get_checkpoint() -> Checkpoint | None:

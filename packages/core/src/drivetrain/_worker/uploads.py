@@ -23,13 +23,14 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
 from drivetrain._storage.layout import LISTING_FILE, announcement_name, checkpoint_name, is_reserved
 from drivetrain._storage.node import share_directory
+from drivetrain._wire.events import CheckpointRanks
 from drivetrain._worker.shared import SharedDirectory
 from drivetrain.config import CheckpointConfig, CheckpointUploadMode
 from drivetrain.errors import CheckpointError, SessionError, StorageError
@@ -53,6 +54,7 @@ class UploadRequest:
     mode: CheckpointUploadMode = CheckpointUploadMode.SYNC
     function: UploadFunction | None = None
     delete_local: bool = False
+    ranks: CheckpointRanks = None
 
     def options_for_own_checkpoint(self) -> list[str]:
         """Return the options of ``report`` that were passed and that a shared checkpoint does not support."""
@@ -72,13 +74,13 @@ class Upload(NamedTuple):
         directory: the name of its directory in the run directory.
         files: the stored files by relative path; None if they are stored in the background.
         pending: stores the files in the background; None if they are stored already.
-        shared: True if all ranks have saved the checkpoint together.
+        ranks: see :class:`~drivetrain._wire.events.Reported`.
     """
 
     directory: str
     files: dict[str, StoredFile] | None
     pending: _Method | None
-    shared: bool = False
+    ranks: CheckpointRanks = None
 
 
 @dataclass(slots=True)
@@ -287,6 +289,7 @@ class Uploads:
         self._used: set[str] = set()
         self._sharing: Sharing | None = None
         self._abandoned: list[str] = []
+        self._saved_by_all: set[str] = set()
 
     @contextlib.contextmanager
     def share(self, directory: SharedDirectory) -> Iterator[Sharing]:
@@ -368,7 +371,20 @@ class Uploads:
                 self._announce(request.directory)
             upload = self._prepare(request, request.directory or checkpoint_name(index))
         self._used.add(upload.directory)
-        return upload
+        return upload._replace(ranks=request.ranks or self._take_ranks(checkpoint))
+
+    def note_saved_by_all(self, directory: str) -> None:
+        """Record that every rank saves a part of the checkpoint in a directory, or in its own directory."""
+        self._saved_by_all.add(os.path.realpath(directory))
+
+    def _take_ranks(self, checkpoint: Checkpoint) -> Literal["all"] | None:
+        """Return the ranks that take part in a checkpoint according to :meth:`note_saved_by_all`."""
+        if not checkpoint.is_local or not self._saved_by_all:
+            return None
+        root = os.path.realpath(checkpoint.path)
+        found = {path for path in self._saved_by_all if path == root or path.startswith(root + os.sep)}
+        self._saved_by_all -= found
+        return "all" if found else None
 
     def _prepare(self, request: UploadRequest, directory: str) -> Upload:
         in_background = request.mode is CheckpointUploadMode.ASYNC
@@ -407,7 +423,7 @@ class Uploads:
                 files = method.store()
         sharing.is_reported = True
         self._used.add(directory.name)
-        return Upload(directory.name, files, pending, shared=True)
+        return Upload(directory.name, files, pending, ranks="together")
 
     def begin(self, upload: Upload, deliver: Callable[[dict[str, StoredFile]], None]) -> None:
         """Store the files of an upload in the background. Wait first if too many uploads are in flight.

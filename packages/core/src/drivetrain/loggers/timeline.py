@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
@@ -24,8 +25,10 @@ from drivetrain._storage.timeline import (
     RunEnded,
     VersionsFound,
     append_record,
+    find_lost_attempt,
 )
 from drivetrain._version import __version__
+from drivetrain.errors import StorageError
 from drivetrain.loggers.usage import UsageRecorder
 from drivetrain.loggers.versions import installed_versions
 
@@ -51,7 +54,10 @@ class Timeline(Callback):
         self._packages: threading.Thread | None = None
 
     def on_run_start(self, run: Run) -> None:
-        """Record the start of this driver, and its environment."""
+        """Record the start of this driver, and its environment. Complete the record of a driver that was killed."""
+        with contextlib.suppress(StorageError):  # the timeline is damaged, which no run needs
+            if (lost := find_lost_attempt(run.storage)) is not None:
+                append_record(run.path, lost)
         append_record(run.path, DriverStarted(environment=_environment()))
         # Listing the installed packages takes tens of milliseconds, which must not delay the workers.
         packages = threading.Thread(

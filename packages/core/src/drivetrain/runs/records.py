@@ -17,7 +17,7 @@ from drivetrain._storage.layout import ERROR_FILE, LISTING_FILE, RUN_FILE, USAGE
 from drivetrain._storage.lock import Holder, find_holder
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.reading import Fields, damage_of, is_number
-from drivetrain._storage.reports import last_report, read_lines
+from drivetrain._storage.reports import last_activity, last_report, read_lines
 from drivetrain._storage.timeline import read_timeline
 from drivetrain.errors import StorageError
 from drivetrain.runs.history import History
@@ -45,6 +45,8 @@ class RunRecord:
         checkpoints: the committed checkpoints that have not been deleted, oldest first.
         error: the content of ``error.json``; None if there is no such file.
         metrics: the last report of rank 0; None if rank 0 has not reported.
+        active_at: Unix time in seconds of the last sign that the workers were running; 0 if there is none, or if the
+            last driver recorded its end.
     """
 
     name: str
@@ -57,6 +59,7 @@ class RunRecord:
     checkpoints: list[CommittedCheckpoint]
     error: dict[str, Any] | None
     metrics: dict[str, Any] | None
+    active_at: float
 
     @property
     def is_live(self) -> bool:
@@ -75,9 +78,8 @@ class RunRecord:
 
     @property
     def last_time(self) -> float:
-        """Unix time in seconds of the last record in the timeline, report of rank 0, or commit."""
-        reported_at = float((self.metrics or {}).get("_timestamp", 0))
-        return max([self.history.last_time, reported_at, *(entry.time for entry in self.checkpoints[-1:])])
+        """Unix time in seconds of the last record in the timeline, sign of the workers, or commit."""
+        return max([self.history.last_time, self.active_at, *(entry.time for entry in self.checkpoints[-1:])])
 
     @property
     def deleted_checkpoints(self) -> list[dict[str, Any]]:
@@ -186,6 +188,7 @@ def read_run(storage: Storage) -> RunRecord:
             checkpoints=read_manifest(storage),
             error=redact_strings(error.values) if error is not None else None,
             metrics=last_report(storage),
+            active_at=last_activity(storage) if history.ended is None else 0.0,
         )
 
 
