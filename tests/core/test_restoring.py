@@ -41,7 +41,7 @@ class CountingTrainer(DataParallelTrainer):
     @classmethod
     def restore(cls, path, train_loop_per_worker=None, **arguments):
         function = train_loop_per_worker or (lambda: "counted again")
-        return cls(function, run_config=DataParallelTrainer.restore(path)._run_config)
+        return cls(function, run_config=DataParallelTrainer.restore(path).given["run_config"])
 """
 
 SCRIPT = """
@@ -188,8 +188,11 @@ class LimitConfig(BackendConfig):
         return LimitBackend(self.limit)
 
 
-class LimitTrainer(DataParallelTrainer, config=LimitConfig):
+class LimitTrainer(DataParallelTrainer):
     """A trainer whose backend has a limit."""
+
+    def __init__(self, fn: Any, *, limit_config: LimitConfig | None = None, **options: Any) -> None:
+        super().__init__(fn, backend_config=limit_config or LimitConfig(), **options)
 
 
 @pytest.mark.parametrize("kind", [DataParallelTrainer, LimitTrainer])
@@ -205,33 +208,23 @@ def test_backend_that_could_not_be_stored_must_be_passed_again(kind: type[DataPa
 
 
 class FixedBackendTrainer(DataParallelTrainer):
-    """Passes its own configuration of the backend."""
+    """Passes its own configuration of the backend, and has other names for its arguments."""
 
-    def __init__(self, train_loop_per_worker: Any, **arguments: Any) -> None:
-        super().__init__(train_loop_per_worker, backend_config=BackendConfig(), **arguments)
-
-
-class FixedScalingTrainer(DataParallelTrainer):
-    """Passes its own scaling configuration."""
-
-    fixed = False
-
-    def __init__(self, train_loop_per_worker: Any, **arguments: Any) -> None:
-        if self.fixed:
-            super().__init__(train_loop_per_worker, scaling_config=ScalingConfig(num_workers=0), **arguments)
-        else:
-            super().__init__(train_loop_per_worker, **arguments)
+    def __init__(self, fn: Any, **options: Any) -> None:
+        super().__init__(fn, backend_config=BackendConfig(), **options)
 
 
 def test_constructor_that_passes_its_own_backend_can_be_restored(tmp_path: Path) -> None:
     assert FixedBackendTrainer.restore(fail(tmp_path, FixedBackendTrainer)).fit().return_value == 5
 
 
-def test_constructor_that_passes_its_own_scaling_names_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = fail(tmp_path, FixedScalingTrainer)
-    monkeypatch.setattr(FixedScalingTrainer, "fixed", True)
+class FixedRunTrainer(DataParallelTrainer):
+    """Passes its own configuration of the run."""
 
-    with pytest.raises(ConfigurationError, match=r"\[DT-620\].*setdefault\('scaling_config', \.\.\.\)"):
-        FixedScalingTrainer.restore(path)
+    def __init__(self, fn: Any, **options: Any) -> None:
+        super().__init__(fn, run_config=RunConfig(verbose=0), **options)
+
+
+def test_constructor_that_passes_its_own_run_config_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"\[DT-620\].*setdefault\('run_config', \.\.\.\)"):
+        FixedRunTrainer.restore(fail(tmp_path), print)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import drivetrain
-from drivetrain import BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
 from drivetrain_testing import TrainerConformance
 
 
@@ -60,7 +60,7 @@ class TestRestoreStartsAnotherRun(Kit):
 class RestoreIgnoresSubclasses(DataParallelTrainer):
     @classmethod
     def restore(cls, path: Any, *args: Any, **arguments: Any) -> Any:
-        return RestoreIgnoresSubclasses(*args, **arguments, train_loop_per_worker=train)
+        return RestoreIgnoresSubclasses(train, run_config=RunConfig(resume=str(path), verbose=0))
 
 
 class TestRestoreIgnoresSubclasses(Kit):
@@ -119,7 +119,7 @@ class TestVaryIgnoresChanges(Kit):
     trainer = VaryIgnoresChanges
 
 
-class UnregisteredTrainer(DataParallelTrainer, config=BackendConfig):
+class UnregisteredTrainer(DataParallelTrainer):
     pass
 
 

@@ -9,10 +9,10 @@ BROKEN = {
         "restore(): expected train_loop_config {'loss': 0.5}, got {}"
     ),
     ("TestRestoreReturnsTheBaseClass", "test_restore_returns_a_trainer_of_the_class"): (
-        "RestoreReturnsTheBaseClass.restore(): expected that class, got <drivetrain._driver.trainer.DataParallelTrainer"
+        "restore(): expected RestoreReturnsTheBaseClass, got <drivetrain._driver.trainer.DataParallelTrainer"
     ),
     ("TestRestoreStartsAnotherRun", "test_restored_trainer_continues_the_run"): "expected the run to continue in",
-    ("TestRestoreIgnoresSubclasses", "test_restore_returns_a_trainer_of_the_class"): (
+    ("TestRestoreIgnoresSubclasses", "test_subclass_with_another_first_parameter_trains"): (
         "Renamed.restore(): expected that class"
     ),
     ("TestIgnoresUnknownArguments", "test_unknown_argument_is_refused"): (

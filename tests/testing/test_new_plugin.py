@@ -19,7 +19,7 @@ from tests.core.conftest import Install
 from tests.support import ROOT
 from tests.toml import tomllib
 
-TEMPLATES = ROOT / "packages" / "core" / "src" / "drivetrain" / "_cli" / "templates"
+TEMPLATES = ROOT / "packages" / "testing" / "src" / "drivetrain_testing" / "templates"
 
 LONG_NAME = "name-of-twenty-chars"
 """The sources of a plugin with a longer name may have to be formatted again."""

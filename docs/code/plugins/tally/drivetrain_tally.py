@@ -1,9 +1,10 @@
 """tally, which sums numbers over all workers, and its plugins for drivetrain."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
 
 from drivetrain import (
     Backend,
@@ -106,5 +107,15 @@ class TallyConfig(BackendConfig):
         return TallyBackend(self.host)
 
 
-class TallyTrainer(DataParallelTrainer, config=TallyConfig):
+class TallyTrainer(DataParallelTrainer):
     """Run a train function on workers that tally connects."""
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        tally_config: TallyConfig | None = None,
+        **arguments: Any,
+    ) -> None:
+        config = tally_config or TallyConfig()
+        super().__init__(train_loop_per_worker, backend_config=config, **arguments)

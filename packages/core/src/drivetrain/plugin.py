@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
     from drivetrain._base.wakeup import Wakeup
-    from drivetrain._driver.arguments import TrainerArguments, check_param_space, merge_arguments
+    from drivetrain._driver.arguments import TrainerArguments, check_param_space, checked_config, merge_arguments
     from drivetrain._driver.trainer import DataParallelTrainer
     from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
     from drivetrain._hooks.callback import Callback, Report
@@ -78,7 +78,7 @@ else:
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
         "drivetrain._base.wakeup": "Wakeup",
-        "drivetrain._driver.arguments": "check_param_space merge_arguments TrainerArguments",
+        "drivetrain._driver.arguments": "check_param_space checked_config merge_arguments TrainerArguments",
         "drivetrain._driver.trainer": "DataParallelTrainer",
         "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
         "drivetrain._hooks.callback": "Callback Report",
@@ -148,6 +148,7 @@ __all__ = [
     "WorkerInfo",
     "WorkerListener",
     "check_param_space",
+    "checked_config",
     "checkpoint_in",
     "delete_checkpoints",
     "dumps",

@@ -25,7 +25,7 @@ from drivetrain import (
     TrainContext,
     WorkerGroup,
 )
-from drivetrain.plugin import ProcessValue, reserve_port, worker_threads
+from drivetrain.plugin import ProcessValue, checked_config, reserve_port, worker_threads
 from drivetrain_gbdt._data import TRAIN
 from drivetrain_gbdt._network import Peers, network, peers
 from drivetrain_gbdt._parameters import find, pop_network, pop_rounds
@@ -199,7 +199,7 @@ def _reserve_port() -> int:
     return port
 
 
-class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
+class LightGBMTrainer(DataParallelTrainer):
     """Runs LightGBM on every worker. The workers are connected and train one model.
 
     Pass a train function. Without one, the trainer trains on tables: each worker trains on its part of the dataset
@@ -286,7 +286,7 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            lightgbm_config=lightgbm_config,
+            backend_config=checked_config(lightgbm_config, LightGBMConfig, "LightGBMTrainer(lightgbm_config=...)"),
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,

@@ -23,7 +23,7 @@ from drivetrain import (
     TrainContext,
     WorkerGroup,
 )
-from drivetrain.plugin import ProcessValue, worker_threads
+from drivetrain.plugin import ProcessValue, checked_config, worker_threads
 from drivetrain_gbdt._tables import Loop, TableForm, has_several_workers
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _serve_tracker(address: str, size: int, timeout_s: int) -> dict[str, str]:
     return {name: str(value) for name, value in tracker.worker_args().items()}
 
 
-class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
+class XGBoostTrainer(DataParallelTrainer):
     """Runs XGBoost on every worker. The workers form one collective and train one model.
 
     Pass a train function. Without one, the trainer trains on tables: each worker trains on its part of the dataset
@@ -223,7 +223,7 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            xgboost_config=xgboost_config,
+            backend_config=checked_config(xgboost_config, XGBoostConfig, "XGBoostTrainer(xgboost_config=...)"),
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,

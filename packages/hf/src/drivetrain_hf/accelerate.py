@@ -63,13 +63,10 @@ class AccelerateTrainer(TorchTrainer):
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
-        if not isinstance(torch_config, AccelerateConfig) or accelerate_config is not None:
-            if isinstance(torch_config, AccelerateConfig):  # from a restored run
-                torch_config = torch_config.torch
-            accelerate = _read_config(accelerate_config)
-            # The constructor of the parent refuses any other type.
-            if torch_config is None or isinstance(torch_config, TorchConfig):
-                torch_config = AccelerateConfig(torch=torch_config or TorchConfig(), accelerate=accelerate)
+        accelerate = _read_config(accelerate_config)
+        self._keep(accelerate_config=accelerate)  # the file may have changed when the run is restored
+        if torch_config is None or isinstance(torch_config, TorchConfig):  # the parent refuses any other type
+            torch_config = AccelerateConfig(torch=torch_config or TorchConfig(), accelerate=accelerate)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,

@@ -282,6 +282,7 @@ class TransformersTrainer(TorchTrainer):
             function = trainer_init_per_worker.with_datasets(sampled, split)
         else:
             function = _TrainFunction(trainer_init_per_worker, sampled, tuple(split))
+        self._keep(trainer_init_per_worker=function)  # its datasets are stored for restore()
         super().__init__(
             function,
             train_loop_config=trainer_init_config,
@@ -319,11 +320,4 @@ class TransformersTrainer(TorchTrainer):
             ConfigurationError: an argument has the wrong type.
             SerializationError: a stored argument cannot be loaded here. Pass it again.
         """
-        if "trainer_init_config" in arguments:
-            arguments["train_loop_config"] = arguments.pop("trainer_init_config")
-        if trainer_init_per_worker is not None:
-            arguments["train_loop_per_worker"] = _TrainFunction(trainer_init_per_worker)
-        datasets = arguments.pop("datasets", None)
-        given = TorchTrainer.restore(path, storage_filesystem=storage_filesystem, **arguments).given
-        function, config = given.pop("train_loop_per_worker"), given.pop("train_loop_config", None)
-        return cls(function, trainer_init_config=config, datasets=datasets, **given)
+        return super().restore(path, trainer_init_per_worker, storage_filesystem=storage_filesystem, **arguments)

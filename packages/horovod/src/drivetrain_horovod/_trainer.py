@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain import DataParallelTrainer
+from drivetrain.plugin import checked_config
 from drivetrain_horovod._config import HorovodConfig
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["HorovodTrainer"]
 
 
-class HorovodTrainer(DataParallelTrainer, config=HorovodConfig):
+class HorovodTrainer(DataParallelTrainer):
     """Run a Horovod train function on every worker. In it, ``hvd.init()`` connects to the other ranks.
 
     Args:
@@ -51,12 +52,12 @@ class HorovodTrainer(DataParallelTrainer, config=HorovodConfig):
         2
     """
 
-    if TYPE_CHECKING:  # the base class implements the constructor; this declares the configuration's name and type
-
-        def __init__(
-            self,
-            train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
-            *,
-            horovod_config: HorovodConfig | None = None,
-            **arguments: Unpack[TrainerArguments],
-        ) -> None: ...
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        horovod_config: HorovodConfig | None = None,
+        **arguments: Unpack[TrainerArguments],
+    ) -> None:
+        config = checked_config(horovod_config, HorovodConfig, "HorovodTrainer(horovod_config=...)")
+        super().__init__(train_loop_per_worker, backend_config=config, **arguments)

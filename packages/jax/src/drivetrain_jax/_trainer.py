@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain import DataParallelTrainer
+from drivetrain.plugin import checked_config
 from drivetrain_jax._config import JaxConfig
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["JaxTrainer"]
 
 
-class JaxTrainer(DataParallelTrainer, config=JaxConfig):
+class JaxTrainer(DataParallelTrainer):
     """Run a JAX train function on every worker. In it, ``jax.devices()`` contains the devices of all workers.
 
     Args:
@@ -44,12 +45,12 @@ class JaxTrainer(DataParallelTrainer, config=JaxConfig):
         2
     """
 
-    if TYPE_CHECKING:  # the base class implements the constructor; this declares the configuration's name and type
-
-        def __init__(
-            self,
-            train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
-            *,
-            jax_config: JaxConfig | None = None,
-            **arguments: Unpack[TrainerArguments],
-        ) -> None: ...
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        jax_config: JaxConfig | None = None,
+        **arguments: Unpack[TrainerArguments],
+    ) -> None:
+        config = checked_config(jax_config, JaxConfig, "JaxTrainer(jax_config=...)")
+        super().__init__(train_loop_per_worker, backend_config=config, **arguments)

@@ -71,12 +71,18 @@ SCAFFOLDS = {
         packages=("drivetrain-torch",),
     ),
     "callback": Scaffold("Writes the events of a run to a file.", {"callback": "${Thing}Callback"}),
-    "tracker": Scaffold("Logs the metrics of runs to an SQLite database.", {"callback": "${Thing}Tracker"}),
+    "tracker": Scaffold(
+        "Logs the metrics of runs to an SQLite database.",
+        {"callback": "${Thing}Tracker"},
+        packages=("drivetrain-track",),
+    ),
     "dataset": Scaffold("Splits the rows of CSV files among the workers.", {"dataset": "${Thing}Datasets"}),
     "runtime": Scaffold("Starts each worker as a separate process.", {"runtime": "${Thing}Runtime"}),
     "policy": Scaffold("Retries after growing delays.", {"policy": "${Thing}Policy"}),
     "trainable": Scaffold("Turns a trainer into a function of its arguments.", {"trainable": "make_trainable"}),
-    "command": Scaffold("Counts the runs in a directory.", {"command": "add_${module}"}),
+    "command": Scaffold(
+        "Counts the runs in a directory.", {"command": "add_${module}"}, packages=("drivetrain-console",)
+    ),
 }
 
 
@@ -118,7 +124,7 @@ def _new_plugin(arguments: argparse.Namespace) -> int:
     _check_name(name)
     _check_unused(scaffold, name)
     names = _placeholders(kind, name, arguments.author)
-    files = dict(_render(resources.files("drivetrain_console") / "templates", kind, names))
+    files = dict(_render(resources.files("drivetrain_testing") / "templates", kind, names))
     target = Path(arguments.directory).expanduser() / names["distribution"]
     _write(target, files)
     data = {

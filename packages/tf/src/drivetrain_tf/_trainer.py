@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain import DataParallelTrainer
+from drivetrain.plugin import checked_config
 from drivetrain_tf._config import TensorflowConfig
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["TensorflowTrainer"]
 
 
-class TensorflowTrainer(DataParallelTrainer, config=TensorflowConfig):
+class TensorflowTrainer(DataParallelTrainer):
     """Runs a TensorFlow train function on every worker, with ``TF_CONFIG`` set to the addresses of all workers.
 
     ``tf.distribute.MultiWorkerMirroredStrategy()``, created in the train function, spans all workers; with one worker,
@@ -54,12 +55,12 @@ class TensorflowTrainer(DataParallelTrainer, config=TensorflowConfig):
         2
     """
 
-    if TYPE_CHECKING:  # the base class implements the constructor; this declares the configuration's name and type
-
-        def __init__(
-            self,
-            train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
-            *,
-            tensorflow_config: TensorflowConfig | None = None,
-            **arguments: Unpack[TrainerArguments],
-        ) -> None: ...
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        tensorflow_config: TensorflowConfig | None = None,
+        **arguments: Unpack[TrainerArguments],
+    ) -> None:
+        config = checked_config(tensorflow_config, TensorflowConfig, "TensorflowTrainer(tensorflow_config=...)")
+        super().__init__(train_loop_per_worker, backend_config=config, **arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain import DataParallelTrainer
+from drivetrain.plugin import checked_config
 from drivetrain_torch._config import TorchConfig
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchTrainer"]
 
 
-class TorchTrainer(DataParallelTrainer, config=TorchConfig):
+class TorchTrainer(DataParallelTrainer):
     """Run a PyTorch train function on every worker, inside one process group.
 
     Args:
@@ -50,12 +51,12 @@ class TorchTrainer(DataParallelTrainer, config=TorchConfig):
         2.0
     """
 
-    if TYPE_CHECKING:  # the base class implements the constructor; this declares the configuration's name and type
-
-        def __init__(
-            self,
-            train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
-            *,
-            torch_config: TorchConfig | None = None,
-            **arguments: Unpack[TrainerArguments],
-        ) -> None: ...
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        torch_config: TorchConfig | None = None,
+        **arguments: Unpack[TrainerArguments],
+    ) -> None:
+        config = checked_config(torch_config, TorchConfig, "TorchTrainer(torch_config=...)")
+        super().__init__(train_loop_per_worker, backend_config=config, **arguments)

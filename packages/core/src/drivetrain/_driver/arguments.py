@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
 from drivetrain._hooks.data_config import DataConfig
@@ -19,7 +19,17 @@ from drivetrain.errors import ConfigurationError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["KeepsArguments", "TrainerArguments", "check_param_space", "merge_arguments", "resolve_backend"]
+__all__ = [
+    "KeepsArguments",
+    "TrainerArguments",
+    "check_param_space",
+    "checked_config",
+    "merge_arguments",
+    "name_of_function",
+    "resolve_backend",
+]
+
+ConfigType = TypeVar("ConfigType", bound=BackendConfig)
 
 _RUN_ARGUMENTS = ("run_config", "tune_config")
 
@@ -48,23 +58,12 @@ class KeepsArguments:
     stores them exactly as the user passed them, so a subclass can have a constructor with other arguments.
     """
 
-    __signature__: ClassVar[inspect.Signature]
     _call: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         instance = super().__new__(cls)
         instance._call = args, kwargs
         return instance
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.__signature__ = cls._constructor_signature()  # otherwise, some tools show the signature of __new__
-
-    @classmethod
-    def _constructor_signature(cls) -> inspect.Signature:
-        """Return the signature of the constructor without ``self``."""
-        signature = inspect.signature(cls.__init__)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     @property
     def given(self) -> dict[str, Any]:
@@ -82,31 +81,73 @@ class KeepsArguments:
     @property
     def known_arguments(self) -> frozenset[str] | None:
         """The names of the arguments that the constructor accepts; None if it accepts any name."""
-        parameters = self.__signature__.parameters.values()
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-            return None
-        return frozenset(parameter.name for parameter in parameters)
+        names: set[str] = set()
+        for parameter in _parameters(type(self)):
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                names.add(parameter.name)
+            elif str(parameter.annotation).endswith(f"Unpack[{TrainerArguments.__name__}]"):
+                names |= TrainerArguments.__annotations__.keys()
+            else:
+                return None
+        return frozenset(names)
+
+    def _keep(self, **resolved: Any) -> None:
+        """Replace arguments that were passed to the constructor, for ``restore`` and for copies.
+
+        A constructor calls this method if an argument would mean something else later, such as the path of a file.
+        """
+        bound = self._bound_call()
+        bound.arguments.update(resolved)
+        self._call = bound.args, bound.kwargs
+
+    def _variadic(self) -> list[Any]:
+        """Return the values of ``*args``."""
+        bound = self._bound_call()
+        kinds = {name: bound.signature.parameters[name].kind for name in bound.arguments}
+        listed = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
+        return [value for name in listed for value in bound.arguments[name]]
 
     def _with_arguments(self, arguments: Mapping[str, Any]) -> Self:
         """Return a new object of this class with the same ``*args`` and the given keyword arguments."""
-        bound = self._bound_call()
-        variadic = [
-            value
-            for name, values in bound.arguments.items()
-            if bound.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            for value in values
-        ]
-        return type(self)(*variadic, **arguments)
+        return type(self)(*self._variadic(), **arguments)
 
     def _bound_call(self) -> inspect.BoundArguments:
         args, kwargs = self._call
         try:
-            return self.__signature__.bind(*args, **kwargs)
+            return inspect.Signature(_parameters(type(self))).bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigurationError(
                 f"{type(self).__name__}: its constructor arguments were not stored ({error}). If a base class defines "
                 "__new__, pass on all arguments: super().__new__(cls, *args, **kwargs)"
             ) from error
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    """Return the parameters of the constructor of a class, without ``self``."""
+    return list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc] # of no instance
+
+
+def name_of_function(kind: type) -> str:
+    """Return the name of the first parameter of a trainer's constructor, to which users pass the train function."""
+    return _parameters(kind)[0].name
+
+
+def checked_config(given: ConfigType | None, kind: type[ConfigType], where: str) -> ConfigType:
+    """Return the configuration of a backend that was passed to a trainer, or the default configuration.
+
+    Args:
+        given: the configuration; None for the default one.
+        kind: the class of the configuration.
+        where: the trainer and the argument, for the error message, such as ``"TorchTrainer(torch_config=...)"``.
+
+    Raises:
+        ConfigurationError: the configuration is an object of another class.
+    """
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise ConfigurationError(f"[DT-103] {where}: expected {kind.__name__}, got {given!r}")
+    return given
 
 
 def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from drivetrain._base.failure import format_exception
@@ -16,6 +16,7 @@ from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
 from drivetrain._driver.controller import Controller
 from drivetrain._driver.diagnosis import failure_in_driver
+from drivetrain._driver.job import TrainingJob
 from drivetrain._driver.launch import (
     pickle_function,
     refuse_in_script_of_workers,
@@ -31,9 +32,8 @@ from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result, last_metrics
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.tasks import TaskFactory, require_pickling
-from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.callback import Callback, Callbacks
-from drivetrain._hooks.context import Run, Trial, WorkerInfo
+from drivetrain._hooks.context import Run, WorkerInfo
 from drivetrain._hooks.data_config import DataConfig
 from drivetrain._hooks.policy import FailurePolicy
 from drivetrain._hooks.providers import Providers, check_runtime, required_runtime
@@ -45,58 +45,11 @@ from drivetrain._storage.rundir import OpenRun, open_run
 from drivetrain._wire.task import PackedFunction
 from drivetrain._worker.script import Script
 from drivetrain._worker.session import POSITIONS
-from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
 
-__all__ = ["TrainerRecord", "TrainingJob", "run_job"]
+__all__ = ["run_job"]
 
 _SHOWN_ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerRecord:
-    """The description of a trainer in the run directory.
-
-    Attributes:
-        facts: the configuration as text, for ``run.json``.
-        pickle: returns the content of ``trainer.pkl``.
-    """
-
-    facts: Mapping[str, Any]
-    pickle: Callable[[], bytes]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingJob:
-    """The checked arguments of a trainer, as one call of ``fit()`` uses them.
-
-    Attributes:
-        function: the train function.
-        config: the config that is passed to the train function; None for no config.
-        backend: the backend that sets up the framework on the workers.
-        scaling: the number of workers and their resources.
-        run_config: the configuration of the run.
-        datasets: the datasets by name.
-        data_config: the rules for splitting the datasets.
-        metadata: the metadata that the user passed to the trainer.
-        resume_from: the checkpoint from which a new run starts; None for no checkpoint.
-        trial: the trial to which the run belongs in a hyperparameter search; None outside a search.
-        all_values: True if ``Result.return_value`` is a list of the return values of all ranks.
-        record: the description of the trainer for the run directory.
-    """
-
-    function: Callable[..., Any]
-    config: Mapping[str, Any] | None
-    backend: Backend
-    scaling: ScalingConfig
-    run_config: RunConfig
-    datasets: Mapping[str, Any]
-    data_config: DataConfig
-    metadata: Mapping[str, Any]
-    resume_from: Checkpoint | None
-    trial: Trial | None
-    all_values: bool
-    record: TrainerRecord
 
 
 def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool) -> Result:
@@ -129,7 +82,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
         )
     if not runtime.in_driver:
         require_shared(job.run_config)
-    with open_run(job.run_config, job.record.facts, job.metadata, job.record.pickle()) as opened:
+    with open_run(job.run_config, job.facts(), job.metadata, job.trainer_file()) as opened:
         notices = [*unused_variables(job.run_config), *runtime.ignored_settings(job.scaling)]
         print_once(notices, lambda notice: opened.console.print(f"{opened.name}: {notice}", error=True))
         interrupts.signals_reach_ranks = isinstance(job.function, Script) and not runtime.in_driver

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain._base.failure import without_internal_frames
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
-from drivetrain._base.pickling import dumps
-from drivetrain._base.redact import describe
-from drivetrain._driver.arguments import KeepsArguments, check_param_space, merge_arguments, resolve_backend
+from drivetrain._driver.arguments import (
+    KeepsArguments,
+    check_param_space,
+    merge_arguments,
+    name_of_function,
+    resolve_backend,
+)
 from drivetrain._driver.functions import check_function
 from drivetrain._driver.handle import RunHandle
+from drivetrain._driver.job import TrainingJob
 from drivetrain._driver.result import Result
 from drivetrain._driver.trainerfile import TrainerFile
 from drivetrain._hooks.backend import Backend, BackendConfig
@@ -32,16 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["DataParallelTrainer"]
 
-TrainerType = TypeVar("TrainerType", bound="DataParallelTrainer")
+_GIVEN_TWICE = "got multiple values for keyword argument 'run_config'"
 
-_GIVEN_TWICE = re.compile(r"got multiple values for keyword argument '(\w+)'")
+_VARIADIC = "*"
+"""The name under which ``trainer.pkl`` contains the values of ``*args``."""
 
 
 class DataParallelTrainer(KeepsArguments):
     """Runs one function on every worker of a group.
 
-    A trainer for a specific backend is a subclass that names the class of the backend's configuration:
-    ``class JaxTrainer(DataParallelTrainer, config=JaxConfig)`` accepts ``jax_config`` instead of ``backend_config``.
+    A trainer for a specific backend is a subclass with its own constructor, which passes ``backend_config`` and all
+    other arguments to this one. :meth:`restore` and :meth:`vary` call it with the arguments that it has received.
 
     Args:
         train_loop_per_worker: the train function, which takes either no argument or the config.
@@ -57,8 +61,6 @@ class DataParallelTrainer(KeepsArguments):
         metadata: values by name, which ``get_context().get_metadata()`` and ``get_metadata()`` of every checkpoint
             return. They must be JSON values or bytes.
         resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
-        **named_config: in a trainer for a specific backend, the backend's configuration, in an argument with its own
-            name such as ``jax_config``.
 
     Raises:
         ConfigurationError: an argument is of the wrong type, or the train function requires other arguments.
@@ -79,34 +81,8 @@ class DataParallelTrainer(KeepsArguments):
         2
     """
 
-    _config_type: ClassVar[type[BackendConfig] | None] = None
-    _config_argument: ClassVar[str] = "backend_config"
     _all_values: ClassVar[bool] = False  # if True, Result.return_value is a list of the values of all ranks
     _trial: Trial | None = None
-
-    def __init_subclass__(cls, *, config: type[BackendConfig] | None = None, **options: Any) -> None:
-        if config is not None:
-            if cls._config_type is None:  # a subclass with a more specific configuration keeps the name of the argument
-                cls._config_argument = f"{config.__name__.removesuffix('Config').lower()}_config"
-            cls._config_type = config
-        super().__init_subclass__(**options)
-
-    @classmethod
-    def _constructor_signature(cls) -> inspect.Signature:
-        """Return the signature of the constructor, with the backend's configuration under its own name."""
-        signature = super()._constructor_signature()
-        if "named_config" not in signature.parameters:  # a subclass defines its own constructor
-            return signature
-        parameters = [parameter for name, parameter in signature.parameters.items() if name != "named_config"]
-        if cls._config_type is not None:
-            config = inspect.Parameter(
-                cls._config_argument,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=f"{cls._config_type.__name__} | None",
-            )
-            parameters = [config if parameter.name == "backend_config" else parameter for parameter in parameters]
-        return signature.replace(parameters=parameters)
 
     def __init__(
         self,
@@ -120,7 +96,6 @@ class DataParallelTrainer(KeepsArguments):
         dataset_config: DataConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
-        **named_config: BackendConfig | None,
     ) -> None:
         check_function(train_loop_per_worker)
         _check_optional("train_loop_config", train_loop_config, Mapping)
@@ -134,45 +109,31 @@ class DataParallelTrainer(KeepsArguments):
             metadata_json(dict(metadata or {}))
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"[DT-107] metadata: expected JSON values or bytes: {error}") from error
-        self._function = train_loop_per_worker
-        self._config = None if train_loop_config is None else dict(train_loop_config)
-        self._given_backend = self._choose_config(backend_config, named_config)
-        self._backend = resolve_backend(self._given_backend)
-        self._scaling = scaling_config or ScalingConfig()
-        self._run_config = run_config or RunConfig()
-        self._datasets = dict(datasets or {})
-        self._data_config = dataset_config or DataConfig()
-        self._metadata = dict(metadata or {})
-        self._resume_from = resume_from_checkpoint
-        _check_checkpoint_rules(self._run_config.checkpoint_config)
-
-    def _choose_config(
-        self, backend_config: BackendConfig | Backend | str | None, named: Mapping[str, BackendConfig | None]
-    ) -> BackendConfig | Backend | str:
-        """Return the backend's configuration, from ``backend_config`` or from the argument with the backend's name."""
-        owner, kind, argument = type(self).__name__, self._config_type, self._config_argument
-        given: dict[str, Any] = dict(named)
-        if backend_config is not None:
-            given["backend_config"] = backend_config
-        unexpected = sorted(given.keys() - {argument})
-        if unexpected:
-            raise TypeError(f"{owner}.__init__() got an unexpected keyword argument {unexpected[0]!r}")
-        config: BackendConfig | Backend | str | None = given.get(argument)
-        if config is None:
-            return BackendConfig() if kind is None else kind()
-        if kind is not None and not isinstance(config, kind):
-            raise ConfigurationError(f"[DT-103] {owner}({argument}=...): expected {kind.__name__}, got {config!r}")
-        return config
+        self._job = TrainingJob(
+            function=train_loop_per_worker,
+            config=None if train_loop_config is None else dict(train_loop_config),
+            backend=resolve_backend(BackendConfig() if backend_config is None else backend_config),
+            scaling=scaling_config or ScalingConfig(),
+            run_config=run_config or RunConfig(),
+            datasets=dict(datasets or {}),
+            data_config=dataset_config or DataConfig(),
+            metadata=dict(metadata or {}),
+            resume_from=resume_from_checkpoint,
+            trainer=type(self).__name__,
+            trainer_file=self._trainer_file,
+            all_values=self._all_values,
+        )
+        _check_checkpoint_rules(self._job.run_config.checkpoint_config)
 
     def _repr_html_(self) -> str:
-        facts = self._facts()
+        job, facts = self._job, self._job.facts()
         rows = {
             "train function": facts["train_function"],
             "config": facts["train_loop_config"],
-            "backend": type(self._backend).__name__,
-            "datasets": ", ".join(self._datasets) or "none",
+            "backend": type(job.backend).__name__,
+            "datasets": ", ".join(job.datasets) or "none",
         }
-        configs = (self._scaling, self._run_config, self._run_config.failure_config, self._run_config.checkpoint_config)
+        configs = (job.scaling, job.run_config, job.run_config.failure_config, job.run_config.checkpoint_config)
         return as_table(type(self).__name__, rows) + "".join(config._repr_html_() for config in configs)
 
     def fit(self, *, raise_on_failure: bool = True) -> Result:
@@ -330,11 +291,8 @@ class DataParallelTrainer(KeepsArguments):
         """
         stored = TrainerFile.read(path, storage_filesystem)
         if train_loop_per_worker is not None:
-            arguments["train_loop_per_worker"] = train_loop_per_worker
-        configurations = {"scaling_config", "run_config", cls._config_argument}
-        known = {"train_loop_per_worker", "train_loop_config", "metadata"} | configurations
-        values = stored.load(known - arguments.keys(), configurations=configurations)
-        values.update(arguments)
+            arguments[name_of_function(cls)] = train_loop_per_worker
+        values = {**stored.load(arguments.keys()), **arguments}
         where = os.fspath(path)
         values["run_config"] = replace(
             values.get("run_config") or RunConfig(),
@@ -345,9 +303,15 @@ class DataParallelTrainer(KeepsArguments):
             if storage_filesystem is not None or "://" in where
             else os.path.abspath(os.path.expanduser(where)),
         )
-        # The train function is passed by position, because a subclass may call its first parameter as it likes.
-        function = [values.pop("train_loop_per_worker")] if "train_loop_per_worker" in values else []
-        return _create_restored(cls, function, values)
+        try:
+            return cls(*values.pop(_VARIADIC, ()), **values)
+        except TypeError as error:
+            if _GIVEN_TWICE not in str(error):
+                raise
+            raise ConfigurationError(
+                f"[DT-620] restore: expected {cls.__qualname__}.__init__() to pass on the run_config that it gets, but "
+                f"it passes its own to the base class ({error}). Write arguments.setdefault('run_config', ...) in it"
+            ) from error
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> bool:
@@ -364,70 +328,13 @@ class DataParallelTrainer(KeepsArguments):
         return TrainerFile.exists(path, storage_filesystem)
 
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
-        # Imported here, because workers import this module too, but never run a job.
-        from drivetrain._driver.fitting import TrainerRecord, TrainingJob, run_job
+        from drivetrain._driver.fitting import run_job  # not above: workers import this module, but run no job
 
-        job = TrainingJob(
-            function=self._function,
-            config=self._config,
-            backend=self._backend,
-            scaling=self._scaling,
-            run_config=self._run_config,
-            datasets=self._datasets,
-            data_config=self._data_config,
-            metadata=self._metadata,
-            resume_from=self._resume_from,
-            trial=self._trial,
-            all_values=self._all_values,
-            record=TrainerRecord(self._facts(), self._trainer_file),
-        )
-        return run_job(job, interrupts, raise_on_failure=raise_on_failure)
-
-    def _facts(self) -> dict[str, Any]:
-        """Return the part of ``run.json`` that describes the configuration."""
-        return {
-            "trainer": type(self).__name__,
-            "train_function": getattr(self._function, "__qualname__", type(self._function).__qualname__),
-            "scaling_config": describe(self._scaling),
-            "run_config": describe(self._run_config),
-            "train_loop_config": describe(self._config),
-        }
+        return run_job(replace(self._job, trial=self._trial), interrupts, raise_on_failure=raise_on_failure)
 
     def _trainer_file(self) -> bytes:
-        """Return the stored arguments for :meth:`restore`, without filesystems, which may contain credentials."""
-        stored = TrainerFile.of(
-            pickled={"train_loop_per_worker": dumps(self._function), "train_loop_config": dumps(self._config)},
-            values={
-                "scaling_config": self._scaling,
-                "run_config": replace(self._run_config, storage_filesystem=None),
-                "metadata": self._metadata,
-                self._config_argument: self._given_backend,
-            },
-        )
-        return stored.to_bytes()
-
-
-def _create_restored(kind: type[TrainerType], function: list[Any], values: dict[str, Any]) -> TrainerType:
-    """Create a trainer with stored arguments.
-
-    A constructor that passes its own configuration of the backend to the base class does not get the stored one.
-
-    Raises:
-        ConfigurationError: the constructor passes another argument of its own that ``restore`` has to set.
-    """
-    try:
-        return kind(*function, **values)
-    except TypeError as error:
-        match = _GIVEN_TWICE.search(str(error))
-        if match is None or match[1] not in values:
-            raise
-        name = match[1]
-        if name != kind._config_argument:
-            raise ConfigurationError(
-                f"[DT-620] restore: expected {kind.__qualname__}.__init__() to pass on the {name} that it gets, but it "
-                f"passes its own to the base class. Write arguments.setdefault({name!r}, ...) in it"
-            ) from error
-    return kind(*function, **{each: value for each, value in values.items() if each != name})
+        """Return the stored arguments for :meth:`restore`."""
+        return TrainerFile.of({**self.given, _VARIADIC: self._variadic()}).to_bytes()
 
 
 def trainable_of(

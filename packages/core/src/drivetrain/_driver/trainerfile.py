@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drivetrain._base.pickling import dumps
@@ -14,31 +13,46 @@ from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import RUN_FILE, TRAINER_FILE, VERSION, check_version
 from drivetrain._storage.remote import locate
+from drivetrain.config import RunConfig
 from drivetrain.errors import SerializationError, StorageError
 
 __all__ = ["TrainerFile"]
 
 
+_NOT_STORED = ("datasets", "dataset_config", "resume_from_checkpoint")
+"""The arguments that are passed again when a run is restored."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerFile:
-    """The arguments of a trainer, each pickled separately."""
+    """The arguments of a trainer's constructor, each pickled separately.
+
+    Attributes:
+        parts: the pickled arguments by name. If one of them can no longer be loaded, another value can be passed.
+        missing: the names of the arguments that could not be pickled.
+    """
 
     parts: Mapping[str, bytes]
+    missing: Sequence[str]
 
     @classmethod
-    def of(cls, *, pickled: Mapping[str, bytes], values: Mapping[str, Any]) -> TrainerFile:
-        """Return the file of a trainer, without the arguments that cannot be pickled. ``restore`` requires them again.
+    def of(cls, arguments: Mapping[str, Any]) -> TrainerFile:
+        """Return the file of a trainer.
+
+        A filesystem in the configuration is not stored, because it may contain credentials.
 
         Args:
-            pickled: arguments that are pickled already, each of them separately. If one of them can no longer be
-                loaded, a new value can be passed to ``restore``.
-            values: the other arguments.
+            arguments: the arguments that were passed to the constructor, by name.
         """
-        parts = dict(pickled)
-        for name, value in values.items():
-            with contextlib.suppress(Exception):  # a user's object may raise any exception
-                parts[name] = dumps(value)
-        return cls(parts)
+        parts, missing = {}, []
+        for name, value in arguments.items():
+            if name in _NOT_STORED:
+                continue
+            try:
+                parts[name] = dumps(replace(value, storage_filesystem=None) if isinstance(value, RunConfig) else value)
+            except Exception:  # a user's object may raise any exception
+                missing.append(name)
+        return cls(parts, missing)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], filesystem: Any | None) -> TrainerFile:
@@ -57,7 +71,7 @@ class TrainerFile:
         try:
             stored = pickle.loads(data)
             check_version(stored["version"], storage.path(TRAINER_FILE))
-            return cls(stored["parts"])
+            return cls(stored["parts"], stored["missing"])
         except StorageError:
             raise
         except Exception as error:  # a damaged pickle may raise any exception
@@ -75,47 +89,26 @@ class TrainerFile:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        return pickle.dumps({"version": VERSION, "parts": dict(self.parts)})
+        return pickle.dumps({"version": VERSION, "parts": dict(self.parts), "missing": list(self.missing)})
 
-    def load(self, names: set[str], *, configurations: set[str]) -> dict[str, Any]:
-        """Return the stored arguments with the given names.
-
-        Args:
-            names: the names of the arguments.
-            configurations: the names of configurations. A run must not resume with the default configuration instead
-                of its own.
+    def load(self, replaced: Collection[str]) -> dict[str, Any]:
+        """Return the stored arguments by name, except for those that are replaced.
 
         Raises:
-            SerializationError: an argument cannot be loaded in this process, or a configuration was not stored.
+            SerializationError: an argument cannot be loaded in this process, or was not stored.
         """
-        if missing := sorted((names & configurations) - self.parts.keys()):
+        if missing := sorted(set(self.missing) - set(replaced)):
             raise SerializationError(
                 f"[DT-202] restore: expected the stored {missing[0]}, got none, because an object in it, such as a "
                 f"callback or a lock, could not be pickled. Pass it again: restore(path, {missing[0]}=...)"
             )
         values: dict[str, Any] = {}
-        for name in sorted(names & self.parts.keys()):
+        for name in sorted(self.parts.keys() - set(replaced)):
             try:
                 values[name] = pickle.loads(self.parts[name])
-                _complete(values[name])
             except Exception as error:  # a user's object may raise any exception
                 raise SerializationError(
                     f"[DT-202] restore: the stored {name} cannot be loaded ({type(error).__name__}: {error}). "
                     f"Pass it again: restore(path, {name}=...)"
                 ) from error
         return values
-
-
-def _complete(value: Any) -> None:
-    """Set the fields of a configuration that did not exist in the release that stored it to their default values.
-
-    The first releases stored a configuration as the values of its fields, without their names.
-    """
-    if not is_dataclass(value) or isinstance(value, type):
-        return
-    for field in fields(value):
-        if hasattr(value, field.name):
-            _complete(getattr(value, field.name))
-        else:
-            default = field.default if field.default_factory is MISSING else field.default_factory()
-            object.__setattr__(value, field.name, default)
