@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from drivetrain import PluginError, PluginNotFoundError
-from drivetrain._hooks.plugins import KINDS, check_plugin, find_unknown_groups, list_plugins, load_plugin
+from drivetrain._plugins.loading import KINDS, check_plugin, find_unknown_groups, list_plugins, load_plugin
 from drivetrain_console import main
 from tests.core.conftest import Install
 

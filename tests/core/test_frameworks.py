@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from drivetrain._hooks import frameworks
-from drivetrain._hooks.frameworks import belongs_to_process, load_frameworks, reseed
+from drivetrain._plugins.frameworks import belongs_to_process, load_frameworks, reseed
 from tests.core.conftest import Install
 
 PLUGIN = """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain._hooks.known import EXTRAS, OWN
+from drivetrain._plugins.known import EXTRAS, OWN
 from tests.toml import tomllib
 
 PACKAGES = Path(__file__).parents[2] / "packages"

@@ -17,7 +17,7 @@ from drivetrain import (
     RunConfig,
     ScalingConfig,
 )
-from drivetrain._hooks.plugins import list_plugins, load_plugin, missing_runtimes
+from drivetrain._plugins.loading import list_plugins, load_plugin, missing_runtimes
 from drivetrain_console import main
 from tests.core.conftest import Install
 

@@ -71,8 +71,8 @@ def test_next_plugin_is_asked_if_the_first_does_not_know_the_class(add: Add) -> 
 
 
 def test_unknown_class_is_refused_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drivetrain._hooks.preparing.installed_plugins", lambda kind: ())
-    monkeypatch.setattr("drivetrain._hooks.preparing.install_commands", install_commands_of)
+    monkeypatch.setattr("drivetrain._plugins.preparing.installed_plugins", lambda kind: ())
+    monkeypatch.setattr("drivetrain._plugins.preparing.install_commands", install_commands_of)
     with pytest.raises(ConfigurationError, match=r"got pathlib.*Run: pip install .drivetrain.pathlib.") as refused:
         drivetrain.prepare(Path())
     assert str(refused.value).startswith("[DT-809] prepare()")

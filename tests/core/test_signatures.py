@@ -17,7 +17,7 @@ from drivetrain import (
     RunConfig,
     ScalingConfig,
 )
-from drivetrain._hooks.signatures import find_wrong_method
+from drivetrain._plugins.signatures import find_wrong_method
 
 
 class Forgets:

@@ -6,10 +6,10 @@ from check_core import check_dependencies_are_complete, check_import_is_light, l
 
 
 def check_plugin_is_listed_without_being_imported() -> None:
-    from drivetrain._hooks.plugins import list_plugins
+    from drivetrain._plugins.loading import list_plugins
 
     assert [plugin.target for plugin in list_plugins("backend")] == ["drivetrain_horovod:HorovodConfig"]
-    listing = "from drivetrain._hooks.plugins import list_plugins; list_plugins('backend')"
+    listing = "from drivetrain._plugins.loading import list_plugins; list_plugins('backend')"
     assert "drivetrain_horovod" not in loaded_modules(listing)
 
 

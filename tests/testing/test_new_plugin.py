@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain._hooks.plugins import KINDS
+from drivetrain._plugins.loading import KINDS
 from drivetrain_console import main
 from drivetrain_testing._newplugin import SCAFFOLDS
 from tests.core.conftest import Install

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import drivetrain
-from drivetrain._hooks.plugins import KINDS, check_plugin, list_plugins
+from drivetrain._plugins.loading import KINDS, check_plugin, list_plugins
 
 IMPORTS = """
 import contextlib, sys

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
     from drivetrain._hooks.callback import Callback, Report
     from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
-    from drivetrain._hooks.data_config import DataConfig
     from drivetrain._hooks.dataset import DatasetShard
     from drivetrain._hooks.policy import FailurePolicy
-    from drivetrain._hooks.preparing import prepare
+    from drivetrain._plugins.data_config import DataConfig
+    from drivetrain._plugins.preparing import prepare
     from drivetrain._storage.checkpoint import Checkpoint
     from drivetrain._storage.committed import CommittedCheckpoint
     from drivetrain._wire.events import PreemptionInfo
@@ -74,10 +74,10 @@ else:
         "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
         "drivetrain._hooks.callback": "Callback Report",
         "drivetrain._hooks.context": "Run TrainContext WorkerInfo",
-        "drivetrain._hooks.data_config": "DataConfig",
+        "drivetrain._plugins.data_config": "DataConfig",
         "drivetrain._hooks.dataset": "DatasetShard",
         "drivetrain._hooks.policy": "FailurePolicy",
-        "drivetrain._hooks.preparing": "prepare",
+        "drivetrain._plugins.preparing": "prepare",
         "drivetrain._storage.checkpoint": "Checkpoint",
         "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
         temporary_environment,
         worker_threads,
     )
-    from drivetrain._hooks.plugins import API_VERSION, load_plugin
     from drivetrain._hooks.policy import FailurePolicy
-    from drivetrain._hooks.providers import OpenedDataset, required_runtime
+    from drivetrain._plugins.datasets import OpenedDataset, required_runtime
+    from drivetrain._plugins.loading import API_VERSION, load_plugin
     from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
     from drivetrain._runtimes.local import ForkServers, LocalRuntime
     from drivetrain._runtimes.remote import RemoteGroup
@@ -87,9 +87,9 @@ else:
         "drivetrain._hooks.framework": "Framework",
         "drivetrain._hooks.finding": "Finding run_python",
         "drivetrain._hooks.helpers": "node_accelerators ProcessValue reserve_port temporary_environment worker_threads",
-        "drivetrain._hooks.plugins": "API_VERSION load_plugin",
+        "drivetrain._plugins.loading": "API_VERSION load_plugin",
         "drivetrain._hooks.policy": "FailurePolicy",
-        "drivetrain._hooks.providers": "OpenedDataset required_runtime",
+        "drivetrain._plugins.datasets": "OpenedDataset required_runtime",
         "drivetrain._runtimes.base": "Group GroupOutput GroupSpec Runtime",
         "drivetrain._runtimes.remote": "RemoteGroup",
         "drivetrain._runtimes.local": "ForkServers LocalRuntime",

@@ -22,7 +22,7 @@ from drivetrain._driver.trainer import DataParallelTrainer, trainable_of
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.policy import RetryBudget
-from drivetrain._hooks.providers import required_runtime
+from drivetrain._plugins.datasets import required_runtime
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
 from drivetrain._storage.directory import Storage, runs_location
 from drivetrain._storage.manifest import delete_checkpoints

@@ -25,7 +25,7 @@ from functools import partial
 from typing import NoReturn
 from urllib.parse import unquote_to_bytes
 
-from drivetrain._hooks.frameworks import reseed
+from drivetrain._plugins.frameworks import reseed
 from drivetrain._runtimes.parent import ProcessParent
 from drivetrain._runtimes.processes import kill_group
 from drivetrain._runtimes.resources import OomCounter, explain_exit, visible_gpus

@@ -35,8 +35,8 @@ from drivetrain._base.failure import one_line
 from drivetrain._base.pickling import dumps
 from drivetrain._driver.callbacks import unknown_hooks
 from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.plugins import create_plugin
-from drivetrain._hooks.signatures import find_wrong_method
+from drivetrain._plugins.loading import create_plugin
+from drivetrain._plugins.signatures import find_wrong_method
 from drivetrain._worker.session import report
 from drivetrain.config import FailureConfig, ScalingConfig
 from drivetrain.errors import RunCancelledError, TrainingFailedError

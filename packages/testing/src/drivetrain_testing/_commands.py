@@ -27,7 +27,7 @@ import pytest
 
 from drivetrain._base.failure import one_line
 from drivetrain._hooks.finding import run_python
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._plugins.loading import load_plugin
 from drivetrain_console import main
 from drivetrain_console._commands.output import BAD, OK
 from drivetrain_testing._checks import check_equal

@@ -40,7 +40,7 @@ from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.context import AttemptInfo, WorkerInfo
-from drivetrain._hooks.signatures import find_misspelled_method
+from drivetrain._plugins.signatures import find_misspelled_method
 from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError, FailureKind, TrainingFailedError
 from drivetrain_interactive._trainer import Trainer

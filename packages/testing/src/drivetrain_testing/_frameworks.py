@@ -32,7 +32,7 @@ import pytest
 from drivetrain._base.failure import one_line
 from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._hooks.framework import Framework
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._plugins.loading import load_plugin
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError, TrainingFailedError
 from drivetrain_testing._checks import check_equal, forget_test_name

@@ -29,8 +29,8 @@ import pytest
 from drivetrain._base.failure import Failure, one_line
 from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result
-from drivetrain._hooks.plugins import create_plugin
 from drivetrain._hooks.policy import FailurePolicy
+from drivetrain._plugins.loading import create_plugin
 from drivetrain.config import FailureConfig
 from drivetrain.errors import FailureKind
 from drivetrain_testing._callbacks import check_pickling

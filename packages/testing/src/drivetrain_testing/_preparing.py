@@ -29,8 +29,8 @@ from drivetrain._base.failure import one_line
 from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._hooks.backend import BackendConfig
 from drivetrain._hooks.finding import run_python
-from drivetrain._hooks.plugins import load_plugin
-from drivetrain._hooks.preparing import prepare
+from drivetrain._plugins.loading import load_plugin
+from drivetrain._plugins.preparing import prepare
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import TrainingFailedError
 from drivetrain_testing._checks import check_equal, forget_test_name

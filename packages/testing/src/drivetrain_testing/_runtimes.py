@@ -32,7 +32,7 @@ from drivetrain._driver.result import Result
 from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._plugins.loading import load_plugin
 from drivetrain._runtimes.base import Runtime
 from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
 from drivetrain.errors import FailureKind, ResourceError, RunCancelledError, TrainingFailedError, WorkerDiedError

@@ -24,7 +24,7 @@ import pytest
 
 from drivetrain._base.failure import one_line
 from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._plugins.loading import load_plugin
 from drivetrain._worker.session import report
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain_testing._checks import check_equal, forget_test_name

@@ -30,7 +30,7 @@ from drivetrain._driver.restoring import restore
 from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._hooks.context import Run
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._plugins.loading import load_plugin
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.layout import RUN_FILE
 from drivetrain.config import RunConfig, ScalingConfig

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain._hooks.finding import Finding
-from drivetrain._hooks.plugins import (
+from drivetrain._plugins.loading import (
     Plugin,
     check_plugin,
     check_plugins,

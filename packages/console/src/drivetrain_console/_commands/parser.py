@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from drivetrain._base.failure import text_of
-from drivetrain._hooks.plugins import list_plugins, load_plugin
+from drivetrain._plugins.loading import list_plugins, load_plugin
 from drivetrain._version import __version__
 
 __all__ = ["make_parser"]

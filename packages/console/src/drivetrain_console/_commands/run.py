@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import cloudpickle
 
 from drivetrain._base.failure import behind_exit
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._plugins.loading import load_plugin
 from drivetrain._worker.script import Script, ScriptBackend, package_of
 from drivetrain.errors import ConfigurationError, TrainingFailedError
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_run, write

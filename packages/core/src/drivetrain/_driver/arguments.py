@@ -9,9 +9,9 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
-from drivetrain._hooks.data_config import DataConfig
-from drivetrain._hooks.plugins import load_plugin
-from drivetrain._hooks.signatures import find_misspelled_method, find_wrong_method
+from drivetrain._plugins.data_config import DataConfig
+from drivetrain._plugins.loading import load_plugin
+from drivetrain._plugins.signatures import find_misspelled_method, find_wrong_method
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.plugins import create_plugin, installed_plugins, load_plugin
-from drivetrain._hooks.signatures import find_misspelled_method, find_wrong_method
+from drivetrain._plugins.loading import create_plugin, installed_plugins, load_plugin
+from drivetrain._plugins.signatures import find_misspelled_method, find_wrong_method
 from drivetrain.config import RunConfig
 from drivetrain.errors import PluginBrokenError
 from drivetrain.loggers.csvfile import CSVLoggerCallback

@@ -34,9 +34,9 @@ from drivetrain._driver.services import RunServices
 from drivetrain._driver.tasks import TaskFactory, require_pickling
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, WorkerInfo
-from drivetrain._hooks.data_config import DataConfig
 from drivetrain._hooks.policy import FailurePolicy
-from drivetrain._hooks.providers import Providers, check_runtime, required_runtime
+from drivetrain._plugins.data_config import DataConfig
+from drivetrain._plugins.datasets import Providers, check_runtime, required_runtime
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage

@@ -9,7 +9,7 @@ from typing import Any
 from drivetrain._base.redact import describe
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import Trial
-from drivetrain._hooks.data_config import DataConfig
+from drivetrain._plugins.data_config import DataConfig
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain.config import RunConfig, ScalingConfig
 

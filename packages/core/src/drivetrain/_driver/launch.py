@@ -13,9 +13,9 @@ from typing import Any, cast
 from drivetrain._base.pickling import dumps
 from drivetrain._base.script import pack
 from drivetrain._driver.captured import UsedObject, parts_of, used_objects
-from drivetrain._hooks.frameworks import belongs_to_process, load_frameworks
-from drivetrain._hooks.known import CORE
-from drivetrain._hooks.plugins import check_plugin, installed_plugins, is_configured, load_plugin, missing_runtimes
+from drivetrain._plugins.frameworks import belongs_to_process, load_frameworks
+from drivetrain._plugins.known import CORE
+from drivetrain._plugins.loading import check_plugin, installed_plugins, is_configured, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._runtimes.local import LocalRuntime

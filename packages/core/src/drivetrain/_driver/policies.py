@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from drivetrain._base.failure import Failure, one_line
-from drivetrain._hooks.plugins import create_object, create_plugin
 from drivetrain._hooks.policy import FailurePolicy, FunctionPolicy, RetryBudget
-from drivetrain._hooks.signatures import find_wrong_function, find_wrong_method
+from drivetrain._plugins.loading import create_object, create_plugin
+from drivetrain._plugins.signatures import find_wrong_function, find_wrong_method
 from drivetrain.config import FailureConfig
 from drivetrain.errors import PluginBrokenError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.redact import redact
-from drivetrain._hooks.plugins import check_plugin, installed_plugins
+from drivetrain._plugins.loading import check_plugin, installed_plugins
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import RUN_FILE
 from drivetrain._storage.remote import locate

@@ -15,7 +15,7 @@ from drivetrain._base.notebook import as_table
 from drivetrain._base.outcome import RunOutcome
 from drivetrain._base.printable import printable_text
 from drivetrain._base.redact import redact
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._plugins.loading import load_plugin
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage

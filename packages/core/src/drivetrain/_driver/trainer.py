@@ -24,8 +24,8 @@ from drivetrain._driver.result import Result
 from drivetrain._driver.trainerfile import TrainerFile
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.context import Trial
-from drivetrain._hooks.data_config import DataConfig
-from drivetrain._hooks.plugins import load_plugin, load_single_plugin
+from drivetrain._plugins.data_config import DataConfig
+from drivetrain._plugins.loading import load_plugin, load_single_plugin
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
 from drivetrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError

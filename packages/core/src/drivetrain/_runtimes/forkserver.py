@@ -38,7 +38,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from drivetrain._base.processstate import interpreter_options
-from drivetrain._hooks.frameworks import load_frameworks, reseed
+from drivetrain._plugins.frameworks import load_frameworks, reseed
 from drivetrain._runtimes.parent import ProcessParent
 from drivetrain._runtimes.processes import fork_process
 from drivetrain._wire.frames import Channel

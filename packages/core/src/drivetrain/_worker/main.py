@@ -23,7 +23,7 @@ from typing import Any
 
 from drivetrain._base.failure import capture_failure
 from drivetrain._base.script import dumps_to_driver, forget_script
-from drivetrain._hooks.frameworks import load_frameworks, reseed
+from drivetrain._plugins.frameworks import load_frameworks, reseed
 from drivetrain._wire.commands import Call, Command, FreeMemory, JoinRun, Refuse, Train
 from drivetrain._wire.events import Failed, Progressed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel

@@ -14,8 +14,8 @@ from types import ModuleType
 
 from drivetrain._hooks.backend import Backend, WorkerGroup
 from drivetrain._hooks.context import TrainContext
-from drivetrain._hooks.frameworks import launcher_variables
 from drivetrain._hooks.helpers import node_accelerators, reserve_port, temporary_environment
+from drivetrain._plugins.frameworks import launcher_variables
 
 __all__ = ["Script", "ScriptBackend", "package_of", "running_script"]
 

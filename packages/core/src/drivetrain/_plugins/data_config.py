@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain._hooks.dataset import SplitRequest
-from drivetrain._hooks.providers import OpenedDataset, Providers
+from drivetrain._plugins.datasets import OpenedDataset, Providers
 from drivetrain.errors import ConfigurationError, PluginNotFoundError
 
 __all__ = ["DataConfig"]

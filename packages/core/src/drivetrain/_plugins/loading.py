@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain._base.failure import one_line, text_of, type_name
-from drivetrain._hooks.known import CORE, EXTRAS
-from drivetrain._hooks.requirements import find_problem
+from drivetrain._plugins.known import CORE, EXTRAS
+from drivetrain._plugins.requirements import find_problem
 from drivetrain._version import __version__
 from drivetrain.errors import DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
 

@@ -100,7 +100,7 @@ def _find_wrong_signature(loaded: Any, kind: str) -> str | None:
     from drivetrain._hooks.dataset import DatasetProvider
     from drivetrain._hooks.framework import Framework
     from drivetrain._hooks.policy import FailurePolicy, FunctionPolicy
-    from drivetrain._hooks.signatures import find_wrong_function, find_wrong_method
+    from drivetrain._plugins.signatures import find_wrong_function, find_wrong_method
 
     interfaces: dict[str, type] = {"callback": Callback, "dataset": DatasetProvider, "policy": FailurePolicy}
     interfaces["framework"] = Framework

@@ -14,7 +14,7 @@ from typing import Any
 
 from drivetrain._base.failure import one_line
 from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest
-from drivetrain._hooks.plugins import Plugin, check_plugin, errors_of, install_commands, installed_plugins
+from drivetrain._plugins.loading import Plugin, check_plugin, errors_of, install_commands, installed_plugins
 from drivetrain.errors import ConfigurationError, DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
 
 __all__ = ["OpenedDataset", "Providers", "check_runtime", "required_runtime"]

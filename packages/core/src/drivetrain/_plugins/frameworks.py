@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from drivetrain._base.failure import one_line
 from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.framework import Framework
-from drivetrain._hooks.plugins import installed_plugins, load_plugin
+from drivetrain._plugins.loading import installed_plugins, load_plugin
 from drivetrain.errors import PluginError
 
 __all__ = ["belongs_to_process", "launcher_variables", "load_frameworks", "reseed"]

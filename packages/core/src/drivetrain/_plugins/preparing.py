@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-from drivetrain._hooks.plugins import install_commands, installed_plugins, load_plugin
+from drivetrain._plugins.loading import install_commands, installed_plugins, load_plugin
 from drivetrain.errors import ConfigurationError
 
 __all__ = ["prepare"]
