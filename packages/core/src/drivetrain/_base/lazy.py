@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazy_names"]
+__all__ = ["PUBLIC", "lazy_names"]
+
+PUBLIC: dict[tuple[str, str], str] = {}
+"""For each re-exported name, by the module that defines it: the module that re-exports it, the outermost if several."""
 
 
 def lazy_names(
@@ -21,6 +24,8 @@ def lazy_names(
         submodules: the names of submodules of the facade to import when they are first used, separated by spaces.
     """
     module_of = {name: module for module, names in sources.items() for name in names.split()}
+    for name, module in module_of.items():
+        PUBLIC.setdefault((module, name), facade)  # a package is imported before its submodules
     inner = {name: f"{facade}.{name}" for name in submodules.split()}
 
     def get(name: str) -> Any:

@@ -20,10 +20,9 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["Pickler", "dumps"]
+from drivetrain._base.lazy import PUBLIC
 
-_FACADES = ("drivetrain.loggers", "drivetrain.plugin", "drivetrain")
-"""The facades. If several of them re-export the same name, the last one in this order is used."""
+__all__ = ["Pickler", "dumps"]
 
 
 def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
@@ -55,7 +54,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)
         if isinstance(obj, (type, FunctionType)) and _is_public(obj):
-            return pkgutil.resolve_name, (_public_names()[obj.__module__, obj.__qualname__],)
+            return pkgutil.resolve_name, (f"{PUBLIC[obj.__module__, obj.__qualname__]}:{obj.__qualname__}",)
         if is_dataclass(obj) and hasattr(type(obj), "__slots__") and _is_public(type(obj)):
             # A dataclass with slots would be pickled as a list of values, which depends on the order of the fields.
             values = {field.name: getattr(obj, field.name) for field in fields(obj)}
@@ -75,15 +74,4 @@ def _keep_file_name(code: CodeType, make: Callable[..., CodeType], arguments: Se
 
 
 def _is_public(obj: type | FunctionType) -> bool:
-    return (obj.__module__, obj.__qualname__) in _public_names()
-
-
-@functools.cache
-def _public_names() -> dict[tuple[str, str], str]:
-    """Return a mapping from (defining module, name) to the public path, such as ``drivetrain:Checkpoint``."""
-    return {
-        (module, name): f"{facade}:{name}"
-        for facade in _FACADES
-        for module, names in vars(importlib.import_module(facade))["_SOURCES"].items()
-        for name in names.split()
-    }
+    return (obj.__module__, obj.__qualname__) in PUBLIC

@@ -89,8 +89,15 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
     return pickle.loads(data[_HEADER.size :]), descriptors
 
 
-def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> None:
-    """Serve the driver until it closes the connection or exits. Then kill all children and exit."""
+def main(control_descriptor: int, own: Sequence[str], preload: Sequence[str], driver_pid: int) -> None:
+    """Serve the driver until it closes the connection or exits. Then kill all children and exit.
+
+    Args:
+        control_descriptor: the connection to the driver.
+        own: the modules of drivetrain that every worker needs.
+        preload: the modules that the run names: those of the framework, for example.
+        driver_pid: the pid of the driver.
+    """
     # During the imports, garbage collection takes a tenth of the time. Later, it would write to memory pages that the
     # workers share.
     gc.disable()
@@ -98,7 +105,8 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
     # Without this variable, importing pyarrow, directly or through pandas, would start a thread of its allocator. The
     # variable is not passed to the workers, which get the driver's environment.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-    _import_public_names()
+    _import_all(own)
+    pkgutil.resolve_name("pkgutil:resolve_name")  # compiles a pattern; otherwise every worker would compile it
     culprit = _import_cleanly(preload)
     if culprit is not None:
         # This module started threads. After a fork, they do not exist in the child, but locks that they held are still
@@ -106,7 +114,7 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
         os.set_inheritable(control_descriptor, True)
         other_modules = tuple(name for name in preload if name != culprit)
         code = f"import sys; sys.path[:] = {sys.path!r}; from drivetrain._runtimes import forkserver as f; " + (
-            f"f.main({control_descriptor}, {other_modules!r}, {driver_pid})"
+            f"f.main({control_descriptor}, {tuple(own)!r}, {other_modules!r}, {driver_pid})"
         )
         os.execv(sys.executable, [sys.executable, *interpreter_options(), "-c", code])
     if preload:
@@ -218,15 +226,6 @@ class _Server:
     def _send(self, message: Any) -> None:
         with contextlib.suppress(ConnectionError):  # the driver has exited; the loop will notice that
             send(self._control, message)
-
-
-def _import_public_names() -> None:
-    """Import the names that train functions and plugins import from drivetrain, once for all workers."""
-    facade = importlib.import_module("drivetrain")
-    for name in facade.__all__:
-        getattr(facade, name)
-    importlib.import_module("drivetrain.plugin")  # otherwise every worker would import it to unpickle its task
-    pkgutil.resolve_name("drivetrain:RunConfig")  # compiles a pattern; otherwise every worker would compile it
 
 
 def _import_all(names: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain._base.lazy import PUBLIC
 from drivetrain._base.processstate import interpreter_options
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes import forkserver
@@ -50,6 +51,11 @@ fits into the buffers of their sockets.
 """
 
 
+def _public_modules() -> tuple[str, ...]:
+    """Return the modules that train functions and plugins use through a module that re-exports their names."""
+    return tuple(dict.fromkeys([*(module for module, _ in PUBLIC), *PUBLIC.values()]))
+
+
 class _ServerHandle:
     """The driver's side of a fork server process."""
 
@@ -61,7 +67,7 @@ class _ServerHandle:
         self.control, theirs = socket.socketpair()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from drivetrain._runtimes import forkserver; "
-            f"forkserver.main({theirs.fileno()}, {tuple(preload)!r}, {os.getpid()})"
+            f"forkserver.main({theirs.fileno()}, {_public_modules()!r}, {tuple(preload)!r}, {os.getpid()})"
         )
         with theirs:
             self._process = subprocess.Popen(
