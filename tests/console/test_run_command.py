@@ -353,3 +353,24 @@ def test_ctrl_c_ends_the_run_and_its_workers(place: Path) -> None:
             driver.wait_until_nothing_is_left()
         finally:
             driver.clean_up()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ("script.py --epochs 10", "after --: drivetrain run script.py -- --epochs 10"),
+        ("script.py --num-workers 2 --output a", "drivetrain run script.py --num-workers 2 -- --output a"),
+        ("-m package.train data --lr=1", "drivetrain run -m package.train -- data --lr=1"),
+        ("--epochs 10 script.py", "Pass the arguments of a script after --"),
+        ("script.py:train --lr 1", "--config NAME=VALUE"),
+        ("script.py --nproc_per_node 2", "--nproc_per_node: use --num-workers"),
+        ("--standalone --nproc-per-node=2 script.py --lr 1", "--nproc-per-node: use --num-workers"),
+        ("script.py --num_workers 2", "--num_workers: write --num-workers"),
+        ("script.py --max-restarts 3", "use --max-failures"),
+    ],
+)
+def test_unknown_argument_is_refused_with_a_remedy(
+    arguments: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments.split()]) == USAGE
+    assert remedy in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 
 import drivetrain
 from drivetrain import errors, plugin
+from drivetrain._base import elsewhere
 
 PACKAGE = Path(drivetrain.__file__).parent
 PACKAGES = Path(__file__).parents[2] / "packages"
@@ -321,3 +322,13 @@ def test_classes_have_few_attributes() -> None:
             if isinstance(node, ast.ClassDef) and (count := len(_attributes(node))) > MAX_ATTRIBUTES:
                 found[f"{name} {node.name}"] = count
     assert found == CLASSES_WITH_MANY_ATTRIBUTES
+
+
+def test_unknown_name_of_another_package_is_named_with_its_import() -> None:
+    with pytest.raises(AttributeError, match=r"'torch'\. Write: from drivetrain_torch import prepare_model"):
+        drivetrain.torch.prepare_model  # type: ignore[attr-defined]  # noqa: B018
+    for place, names in elsewhere.PLACES.items():
+        package = next(PACKAGES.glob(f"*/src/{place.partition('.')[0]}"))
+        file = package.joinpath(*(place.split(".")[1:] or ["__init__"])).with_suffix(".py")
+        missing = [name for name in names.split() if f'"{name}"' not in file.read_text()]
+        assert not missing, f"{place} does not export {missing}"

@@ -23,7 +23,10 @@ from drivetrain import (
     SerializationError,
     StorageError,
 )
+from drivetrain._driver.captured import used_objects
 from tests.support import Collector, snapshot
+
+held_lock = threading.Lock()
 
 
 def train() -> None:
@@ -91,6 +94,26 @@ def test_unpicklable_captured_variable_is_named(storage_path: Path) -> None:
         lock.acquire()
 
     refuse(SerializationError, r"'lock', which the train function captures \(a lock\)", storage_path, function=captures)
+
+
+def test_unpicklable_global_of_a_function_within_the_function_is_named(storage_path: Path) -> None:
+    def outer() -> None:
+        def inner() -> None:
+            held_lock.acquire()
+
+        inner()
+
+    words = r"the global 'held_lock', which the train function uses \(a lock\)"
+    refuse(SerializationError, words, storage_path, function=outer)
+
+
+def test_attribute_with_the_name_of_a_global_is_not_an_object_that_the_function_uses() -> None:
+    def reads_attribute() -> object:
+        return threading.current_thread().held_lock  # type: ignore[attr-defined]
+
+    assert [used.name for used in used_objects(reads_attribute, None)] == [
+        "the global 'threading', which the train function uses"
+    ]
 
 
 def test_unpicklable_entry_of_the_config_is_named(storage_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import drivetrain
 from drivetrain import Checkpoint, ConfigurationError, DataConfig, Result, TrainingFailedError
 from drivetrain_hf.accelerate import AccelerateTrainer
+from drivetrain_torch import prepare_data_loader, prepare_model
 
 EPOCHS = 4
 
@@ -45,6 +46,7 @@ def train_digits(config: dict[str, Any]) -> dict[str, Any]:
     training = DataLoader(digits(0, 1280), batch_size=64 // accelerator.num_processes, shuffle=True)
     held_out = DataLoader(digits(1280, 1797), batch_size=50)
     model, optimizer, training, held_out = accelerator.prepare(model, optimizer, training, held_out)
+    torch.manual_seed(context.get_world_rank())  # for dropout, so that the random states of the ranks differ
     first, losses = 0, []
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
         with checkpoint.as_directory() as directory:
@@ -105,6 +107,38 @@ def test_precision_and_accumulation_of_the_accelerator_apply(fit: Callable[..., 
         **{"type": "MULTI_CPU", "precision": "bf16", "accumulation": 2, "device": "cpu"},
         "wrapped": "DistributedDataParallel",
     }
+
+
+def prepare_twice(config: dict[str, str]) -> None:
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    order = config["order"]
+    loading = DataLoaderConfiguration(dispatch_batches="dispatching" in order)
+    accelerator = Accelerator(dataloader_config=loading)
+    model, loader = torch.nn.Linear(64, 10), DataLoader(digits(0, 64), batch_size=4)
+    if order == "model, Accelerate last":
+        accelerator.prepare(prepare_model(model))
+    elif order == "model, Accelerate first":
+        prepare_model(accelerator.prepare(model))
+    elif order == "loader, Accelerate first":
+        prepare_data_loader(accelerator.prepare(loader))
+    else:
+        list(accelerator.prepare(prepare_data_loader(loader)))
+
+
+@pytest.mark.parametrize(
+    ("order", "where"),
+    [
+        ("model, Accelerate first", "prepare_model: expected a model that is not wrapped"),
+        ("model, Accelerate last", "DistributedDataParallel: expected a model that is not wrapped"),
+        ("loader, Accelerate first", "prepare_data_loader: expected a data loader that loads all"),
+        ("loader, Accelerate last", "Accelerator.prepare: expected a data loader that loads all"),
+        ("loader, Accelerate last, dispatching", "Accelerator.prepare: expected a data loader that loads all"),
+    ],
+)
+def test_objects_that_are_prepared_twice_are_refused(fit: Callable[..., Result], order: str, where: str):
+    with pytest.raises(TrainingFailedError, match=rf"\[DT-763\] {where}"):
+        fit(prepare_twice, {"order": order})
 
 
 CONFIG_OF_ANOTHER_CLUSTER = {

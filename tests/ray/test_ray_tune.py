@@ -268,3 +268,11 @@ def test_error_names_the_argument_that_cannot_be_pickled(arguments: dict[str, An
     make: Callable[[], Any] = DataParallelTrainer(climb, **arguments).as_trainable
     with pytest.raises(SerializationError, match=message):
         make()
+
+
+@pytest.mark.filterwarnings("ignore:The `RunConfig` class should be imported from `ray.tune`")  # the mistake itself
+def test_run_config_of_drivetrain_is_refused_by_the_tuner_with_a_remedy() -> None:
+    from ray import tune
+
+    with pytest.raises(ConfigurationError, match=r"RunConfig: .* pass it ray\.tune\.RunConfig"):
+        tune.Tuner(trainer().as_trainable(), run_config=drivetrain.RunConfig()).fit()

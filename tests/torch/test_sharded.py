@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_with_torc
 from torch.distributed.device_mesh import init_device_mesh
 
 import drivetrain
-from drivetrain import Checkpoint, CheckpointError, ConfigurationError, Result, TrainingFailedError
+from drivetrain import Checkpoint, CheckpointError, ConfigurationError, Result, TrainingFailedError, WaitTimeoutError
 from drivetrain_torch import load_sharded, prepare_model, save_sharded
 from tests.torch.conftest import gather
 
@@ -158,6 +158,26 @@ def test_ranks_may_share_a_directory_and_values_that_differ_are_saved_from_rank_
 
     values = fit(train, {"directory": tmp_path / "shared"}).return_value
     assert values == [["rank", 3, 0, [0, 1], [0.0, 0.0, 0.0]]] * 2
+
+
+def test_checkpoint_waits_for_the_part_of_every_rank(fit: Callable[..., Result]):
+    def train() -> tuple[int, ...]:
+        model = prepare_model(make_model())
+        with TemporaryDirectory() as directory:
+            save_sharded(directory, model)
+            checkpoint = Checkpoint.from_directory(directory)
+            if dist.get_rank() == 0:
+                with pytest.raises(WaitTimeoutError) as late:
+                    drivetrain.report({}, checkpoint, wait=1.5)
+                dist.barrier()
+                return late.value.ranks
+            dist.barrier()
+            drivetrain.report({}, checkpoint)
+        return ()
+
+    result = fit(train)
+    assert result.return_value == (1,)
+    assert {"__0_0.distcp", "__1_0.distcp"} <= set(os.listdir(result.checkpoint.path))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from drivetrain._base.frozen import explains_assignment
 from drivetrain._base.notebook import ShowsFields
 from drivetrain._base.positional import accepts_positional
 from drivetrain._base.redact import MaskedOptions
@@ -246,6 +247,7 @@ def _resume(subject: str, value: object) -> None:
 @accepts_positional(
     "trainer_resources", "num_workers", "use_gpu", "resources_per_worker", "placement_strategy", "accelerator_type"
 )
+@explains_assignment
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScalingConfig(ShowsFields):
     """The number of workers, their resources, and the runtime that starts them.
@@ -375,6 +377,7 @@ class CheckpointUploadMode(str, enum.Enum):
 @accepts_positional(
     "num_to_keep", "checkpoint_score_attribute", "checkpoint_score_order", "checkpoint_frequency", "checkpoint_at_end"
 )
+@explains_assignment
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig(ShowsFields):
     """Checkpoint retention and upload settings.
@@ -447,6 +450,7 @@ class CheckpointConfig(ShowsFields):
 
 
 @accepts_positional("max_failures", "fail_fast")
+@explains_assignment
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureConfig(ShowsFields):
     """Retries after failures and preemptions.
@@ -511,6 +515,7 @@ class FailureConfig(ShowsFields):
 
 
 @accepts_positional("sync_period", "sync_timeout", "sync_artifacts", "sync_artifacts_on_checkpoint")
+@explains_assignment
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncConfig(ShowsFields):
     """Settings for uploading metrics, logs and artifacts to storage that is not local.
@@ -552,6 +557,7 @@ class SyncConfig(ShowsFields):
 
 
 @accepts_positional("name", "storage_path", "storage_filesystem")
+@explains_assignment
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(ShowsFields):
     """Settings of a run: its name and storage, its output, retries, and stop conditions.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +12,7 @@ from drivetrain.plugin import DriverAddress, worker_main
 
 __all__ = ["Devices", "RayWorker"]
 
+_PROGRESS_MARK = "__ray_tqdm_magic_token__"
 _DEVICE_VARIABLES = ("_VISIBLE_", "_DEVICE_SELECTOR", "OMP_NUM_THREADS")
 
 
@@ -28,6 +31,13 @@ class Devices(NamedTuple):
     environment: Mapping[str, str]
 
 
+class _Output(io.TextIOWrapper):
+    """Standard output without the lines that Ray's progress bars print for Ray's own reader of a process's output."""
+
+    def write(self, text: str) -> int:
+        return len(text) if _PROGRESS_MARK in text else super().write(text)
+
+
 class RayWorker:
     """The class of the actors. :meth:`serve` runs on the main thread until the driver closes the connection."""
 
@@ -42,6 +52,8 @@ class RayWorker:
         """Connect to the driver and execute its commands."""
         import ray
 
+        self._replaced_output = output = sys.stdout  # kept, because it would close the buffer
+        sys.stdout = _Output(output.buffer, output.encoding, output.errors, line_buffering=True)
         context = ray.get_runtime_context()
         assigned = {name: tuple(map(str, ids)) for name, ids in context.get_accelerator_ids().items() if ids}
         gpus = assigned.pop("GPU", ())

@@ -63,7 +63,8 @@ def prepare_model(
         The model, or the wrapper around it.
 
     Raises:
-        ConfigurationError: the strategy is unknown, or does not accept the arguments.
+        ConfigurationError: the strategy is unknown or does not accept the arguments, or the model is already wrapped.
+            If another library wraps the result again, this raises the same error.
         PluginError: the strategy cannot be loaded.
         SessionError: called outside a train function.
     """
@@ -79,6 +80,9 @@ def prepare_model(
     if strategy is not None and get_context().get_world_size() == 1:
         _add_names_of_wrapper(model)
     elif strategy is not None and given:
+        from drivetrain_torch._twice import refuse_second_wrapper
+
+        refuse_second_wrapper(model)
         exact = torch.are_deterministic_algorithms_enabled() if exact is None else exact
         model = (strategy.wrap_exact if exact else strategy.wrap)(model, device)
         _wrapped_models.add(model)
@@ -177,20 +181,22 @@ def prepare_data_loader(
         datasets that it contains, if they have a method ``set_epoch``.
 
     Raises:
-        ConfigurationError: the argument is not a ``DataLoader``, the shard is not described as above, or processes of
-            the loader are already running.
+        ConfigurationError: the argument is not a ``DataLoader``, Accelerate has already sharded it, the shard is not
+            described as above, or processes of the loader are already running.
         SessionError: called outside a train function.
     """
     from torch.utils.data import DataLoader
 
     from drivetrain_torch._loader import wrap
     from drivetrain_torch._sampling import accept_epochs, shard
+    from drivetrain_torch._twice import refuse_second_shard
 
     loader: object = data_loader
     if not isinstance(loader, DataLoader):
         raise ConfigurationError(
             f"[DT-724] prepare_data_loader: expected a torch.utils.data.DataLoader, got {loader!r}"
         )
+    refuse_second_shard(loader)
     own, count = _position(mesh, num_replicas, rank)
     if add_dist_sampler and get_context().get_world_size() > 1:
         loader = shard(loader, rank=own, world_size=count)

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from drivetrain import ConfigurationError
 from drivetrain_torch._backend import joined_group
+from drivetrain_torch._twice import ShardSampler
 
 __all__ = ["accept_epochs", "index_sampler", "pass_epoch", "repeated_rows", "shard"]
 
@@ -103,7 +104,7 @@ def _sharded(sampler: Any, loader: DataLoader[Any], *, rank: int, world_size: in
     dataset: Any = loader.dataset
     if len(sampler) != len(dataset):
         return None
-    return DistributedSampler(
+    return ShardSampler(
         dataset,
         num_replicas=world_size,
         rank=rank,

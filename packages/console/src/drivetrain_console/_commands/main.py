@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from drivetrain.errors import ConfigurationError, DrivetrainError, PluginError, RunExistsError
 from drivetrain_console._commands.output import BAD, MISSING, USAGE, MissingError, json_text, write
 from drivetrain_console._commands.parser import make_parser
+from drivetrain_console._commands.unknown import explain_unknown
 
 __all__ = ["main"]
 
@@ -55,10 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(parser: argparse.ArgumentParser, given: list[str]) -> argparse.Namespace:
-    """Parse the arguments. Those of a script, which follow ``--``, are left to the script."""
-    if given[:1] != ["run"] or "--" not in given:
+    """Parse the arguments. Those of a script, which follow ``--``, are left to the script.
+
+    Raises:
+        ConfigurationError: ``run`` does not know some of the arguments.
+    """
+    if given[:1] != ["run"]:
         return parser.parse_args(given)
-    end = given.index("--")
-    chosen = parser.parse_args(given[:end])
+    end = given.index("--") if "--" in given else len(given)
+    chosen, unknown = parser.parse_known_args(given[:end])
+    if unknown:
+        raise ConfigurationError(explain_unknown(given[:end], unknown, chosen.options, chosen.target))
     chosen.script_arguments = given[end + 1 :]
     return chosen

@@ -48,6 +48,7 @@ _EXAMPLES = """\
 def add_run(commands: Commands) -> None:
     """Add ``run``."""
     parser = add_command(commands, "run", _run, "run a train function or a script on a group of workers", _EXAMPLES)
+    parser.allow_abbrev = False  # or else --output of a script, without the -- before it, would mean --output-of
     parser.add_argument(
         "target",
         help="a train function as script.py:function or module:function; or script.py, which every worker runs as "
@@ -97,6 +98,7 @@ def add_run(commands: Commands) -> None:
     )
     run.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
     parser.set_defaults(defaults={name: parser.get_default(name) for name in _ONLY_FOR_WORKERS})
+    parser.set_defaults(options=[f"--{name.replace('_', '-')}" for name in (*_ABOUT_WORKERS, *_ONLY_FOR_WORKERS)])
 
 
 def _add_worker_options(parser: argparse.ArgumentParser) -> None:

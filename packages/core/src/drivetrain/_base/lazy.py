@@ -34,7 +34,7 @@ def lazy_names(
         elif name in inner:
             value = import_module(inner[name])
         else:
-            raise AttributeError(f"module {facade!r} has no attribute {name!r}")
+            raise AttributeError(f"module {facade!r} has no attribute {name!r}{_hint(facade, name)}")
         setattr(sys.modules[facade], name, value)
         return value
 
@@ -42,3 +42,13 @@ def lazy_names(
         return sorted({*vars(sys.modules[facade]), *module_of, *inner})
 
     return get, names
+
+
+def _hint(facade: str, name: str) -> str:
+    """Return a remedy for an unknown name of the main module; empty if there is none."""
+    if facade != "drivetrain":
+        return ""
+    from drivetrain._base.elsewhere import import_of
+
+    statement = import_of(name)
+    return f". Write: {statement}" if statement else ""

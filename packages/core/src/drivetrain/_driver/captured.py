@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 __all__ = ["UsedObject", "parts_of", "used_objects"]
@@ -86,11 +87,24 @@ def _attributes(owner: Any) -> Iterator[UsedObject]:
 
 
 def _captured_by(function: FunctionType, who: str, seen: set[int]) -> Iterator[UsedObject]:
-    captured = inspect.getclosurevars(function)
-    for name, value in captured.nonlocals.items():
+    nonlocals = inspect.getclosurevars(function).nonlocals
+    # getclosurevars() takes the names of attributes for globals, and does not look into functions within the function.
+    globals = {
+        name: function.__globals__[name] for name in _global_names(function.__code__) if name in function.__globals__
+    }
+    for name, value in nonlocals.items():
         yield UsedObject(f"{name!r}, which {who} captures", value)
-    for name, value in captured.globals.items():
+    for name, value in globals.items():
         yield UsedObject(f"the global {name!r}, which {who} uses", value)
-    for value in (*captured.nonlocals.values(), *captured.globals.values()):
+    for value in (*nonlocals.values(), *globals.values()):
         if isinstance(value, FunctionType) and value.__module__ == function.__module__:
             yield from _used_by(value, f"{value.__name__}()", seen)
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)

@@ -61,7 +61,7 @@ def refuse_in_script_of_workers() -> None:
     """Raise an error if a script that ``drivetrain run`` runs on every worker calls ``fit()``."""
     if (script := running_script()) is not None:
         raise ConfigurationError(
-            f"[DT-131] fit(): expected a process that is no worker, got a worker that runs the script {script}. Run "
+            f"[DT-131] fit(): expected a process that is not a worker, got a worker that runs the script {script}. Run "
             f"the script once, without options about workers: drivetrain run {script}. Its trainer starts the workers"
         )
 

@@ -1,0 +1,88 @@
+"""Detects a model that is wrapped twice, and data that is sharded twice, by drivetrain and by another library.
+
+This module imports torch, so other modules import it only inside functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from drivetrain import ConfigurationError
+
+__all__ = ["ShardSampler", "refuse_second_shard", "refuse_second_wrapper"]
+
+_WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
+_REMEDY = (
+    "Prepare models and data loaders once: either with prepare_model and prepare_data_loader, or with the library that "
+    "trains, such as Accelerator.prepare"
+)
+
+
+def refuse_second_wrapper(model: torch.nn.Module) -> None:
+    """Raise an error if a model is or contains a wrapper, and make wrapping a wrapper an error from now on.
+
+    ``Accelerator.prepare``, ``Fabric.setup`` and others wrap models, too. They register the model as a submodule of the
+    wrapper, which is when PyTorch calls :func:`_check`.
+    """
+    if isinstance(model, _WRAPPERS) or _contains(model, DistributedDataParallel):
+        raise _error("prepare_model", model)
+    _register_check()
+
+
+@functools.cache
+def _register_check() -> None:
+    register_module_module_registration_hook(_check)
+
+
+def _check(outer: torch.nn.Module, name: str, inner: Any) -> None:
+    # Within FullyShardedDataParallel, submodules may be wrapped in the same class.
+    if isinstance(outer, _WRAPPERS) and isinstance(inner, torch.nn.Module):
+        refused = _WRAPPERS if isinstance(outer, DistributedDataParallel) else DistributedDataParallel
+        if _contains(inner, refused):
+            raise _error(type(outer).__name__, inner)
+
+
+def _contains(model: torch.nn.Module, kinds: Any) -> bool:
+    return any(isinstance(each, kinds) for each in model.modules())
+
+
+def _error(where: str, model: torch.nn.Module) -> ConfigurationError:
+    wrapper = next(type(each).__name__ for each in model.modules() if isinstance(each, _WRAPPERS))
+    return ConfigurationError(
+        f"[DT-763] {where}: expected a model that is not wrapped yet, got a model with a {wrapper}. {_REMEDY}"
+    )
+
+
+def refuse_second_shard(loader: DataLoader[Any]) -> None:
+    """Raise an error if Accelerate has already sharded a data loader."""
+    if type(loader).__module__.partition(".")[0] == "accelerate":
+        raise ConfigurationError(
+            f"[DT-763] prepare_data_loader: expected a data loader that loads all of the data, got a "
+            f"{type(loader).__name__} of Accelerate. {_REMEDY}"
+        )
+
+
+class ShardSampler(DistributedSampler[Any]):
+    """The sampler of a loader that ``prepare_data_loader`` has sharded. Sharding its rows again is an error."""
+
+    def __iter__(self) -> Iterator[Any]:
+        # Accelerate does not ask the sampler that it wraps. Only the calling frames show which rows it leaves out.
+        frame = inspect.currentframe()
+        while frame is not None and (frame := frame.f_back) is not None:
+            if frame.f_globals.get("__name__") == "accelerate.data_loader":
+                caller = type(frame.f_locals.get("self"))
+                if any(kind.__name__ in ("BatchSamplerShard", "DataLoaderDispatcher") for kind in caller.__mro__):
+                    raise ConfigurationError(
+                        "[DT-763] Accelerator.prepare: expected a data loader that loads all of the data, got one from "
+                        f"prepare_data_loader, which loads the part of this worker. {_REMEDY}"
+                    )
+        return super().__iter__()
