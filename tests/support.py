@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from drivetrain import Callback, Report
+from drivetrain import Callback
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem
 from drivetrain._worker.session import active_session
+from drivetrain.plugin import Report
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 90.0

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError, WorkerInfo
+from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain._storage.layout import TIMELINE_FILE, USAGE_FILE
 from drivetrain._storage.reports import last_report
 from drivetrain.loggers.usage import UsageRecorder
+from drivetrain.plugin import WorkerInfo
 from drivetrain.runs.records import RunRecord, read_run
 from tests.support import local_storage, open_pipe
 

@@ -20,15 +20,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from drivetrain import (
-    Backend,
-    BackendConfig,
     Callback,
     Checkpoint,
     DataParallelTrainer,
     FailureConfig,
     RunConfig,
     ScalingConfig,
-    WorkerInfo,
     get_checkpoint,
     get_context,
     get_preemption_info,
@@ -36,6 +33,7 @@ from drivetrain import (
     resume_later,
     shared_checkpoint,
 )
+from drivetrain.plugin import Backend, BackendConfig, WorkerInfo
 from drivetrain_ray import RayRuntime
 from tests.s3 import FaultProxy, S3Server
 from tests.support import Pipe, wait_for_release

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from drivetrain import BackendConfig, Callback, DataConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
+from drivetrain import Callback, DataConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
+from drivetrain.plugin import BackendConfig
 from tests.contract.runtimes import ALL, CAPABILITIES
 from tests.support import Driver, Pipe, open_pipe
 

@@ -26,10 +26,10 @@ from drivetrain import (
     ScalingConfig,
     SessionError,
     TrainingFailedError,
-    WorkerInfo,
 )
 from drivetrain._runtimes.local import LocalRuntime
-from drivetrain.plugin import SplitRequest
+from drivetrain.plugin import WorkerInfo
+from drivetrain.plugin.datasets import SplitRequest
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import same_on_ray, with_processes
 

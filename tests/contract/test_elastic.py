@@ -20,9 +20,9 @@ from drivetrain import (
     Result,
     RunConfig,
     ScalingConfig,
-    WorkerInfo,
 )
 from drivetrain._runtimes.local import LocalRuntime
+from drivetrain.plugin import WorkerInfo
 from tests.support import DEADLINE_S, Collector, Pipe, wait_for_release
 
 STEPS = 40

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain import Backend, Callback, Report, Run, WorkerInfo, get_context, report
+from drivetrain import Callback, get_context, report
+from drivetrain.plugin import Backend, Report, Run, WorkerInfo
 from tests.contract.conftest import RuntimeUnderTest
 
 VARIABLES = ("TALLY_THREADS", "TALLY_RANK", "TALLY_OLD")

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain import Backend, FailureConfig, FailureKind, RemoteError, Result, TrainingFailedError, WorkerDiedError
+from drivetrain import FailureConfig, FailureKind, RemoteError, Result, TrainingFailedError, WorkerDiedError
+from drivetrain.plugin import Backend
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import once_on_ray, same_on_ray, with_parent, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, send_line, wait_for_release

@@ -18,7 +18,6 @@ import pytest
 
 import drivetrain
 from drivetrain import (
-    Backend,
     Checkpoint,
     FailureConfig,
     FailureKind,
@@ -29,6 +28,7 @@ from drivetrain import (
     TrainingFailedError,
     WaitTimeoutError,
 )
+from drivetrain.plugin import Backend
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import once_on_ray, with_parent, with_processes
 from tests.support import Collector, Pipe, open_pipe, release, send_line, wait_for_release

@@ -43,7 +43,7 @@ def train(config):
         send_line(given["pipe"], child.pid)
     wait_for_release(given["gate"])
 
-class WaitsInItsSetUp(drivetrain.Backend):
+class WaitsInItsSetUp(drivetrain.plugin.Backend):
     def session(self, context, rendezvous):
         train({})
 

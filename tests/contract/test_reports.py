@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import Callback, CheckpointConfig, Report, Result, TrainingFailedError
+from drivetrain import Callback, CheckpointConfig, Result, TrainingFailedError
+from drivetrain.plugin import Report
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import same_on_ray, with_processes
 from tests.support import Collector, read_lines

@@ -23,7 +23,6 @@ from drivetrain import (
     DataParallelTrainer,
     FailureConfig,
     FailureKind,
-    Report,
     Result,
     RunConfig,
     RunExistsError,
@@ -33,6 +32,7 @@ from drivetrain import (
     TrainingFailedError,
 )
 from drivetrain._storage.layout import TIMELINE_FILE, USAGE_FILE
+from drivetrain.plugin import Report
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import in_this_process
 from tests.contract.test_checkpoints import committed_names, directories, files_of, report_files

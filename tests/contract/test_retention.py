@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain import Callback, Checkpoint, CheckpointConfig, CheckpointError, CommittedCheckpoint, Result, Run
+from drivetrain import Callback, Checkpoint, CheckpointConfig, CheckpointError, Result
+from drivetrain.plugin import Run
+from drivetrain.plugin.callbacks import CommittedCheckpoint
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import same_on_ray
 from tests.contract.test_checkpoints import committed_names, directories, files_of, report_files

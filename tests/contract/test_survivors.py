@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain import Backend, Checkpoint, FailureConfig, FailureKind, TrainContext, TrainingFailedError, WorkerGroup
+from drivetrain import Checkpoint, FailureConfig, FailureKind, TrainContext, TrainingFailedError
+from drivetrain.plugin import Backend
+from drivetrain.plugin.backends import WorkerGroup
 from drivetrain.runs.records import read_run
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes

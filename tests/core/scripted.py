@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from drivetrain import RunCancelledError, WorkerInfo
+from drivetrain import RunCancelledError
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._wire.commands import CountSteps, Renumber, RunningTaskCommand, StopAfter
 from drivetrain._wire.events import (
@@ -23,6 +23,7 @@ from drivetrain._wire.events import (
     StepsCounted,
 )
 from drivetrain._wire.task import TrainTask
+from drivetrain.plugin import WorkerInfo
 
 TRAINING = RankState.TRAINING
 OUTSIDE = "outside"

@@ -15,7 +15,8 @@ from tests.core.conftest import Install
 IMPORTS = """
 import contextlib, sys
 from dataclasses import dataclass
-from drivetrain import Backend, BackendConfig, Callback, DataParallelTrainer
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain import Callback, DataParallelTrainer
 from drivetrain.plugin import DatasetProvider, Runtime
 """
 
@@ -64,14 +65,14 @@ MISTAKES = {
     "backend: an object": Mistake(
         "backend",
         BACKEND + "plugin = Quiet()",
-        "expected a drivetrain.BackendConfig class, got an object of Quiet. Register the class itself",
+        "expected a drivetrain.plugin.BackendConfig class, got an object of Quiet. Register the class itself",
     ),
     "backend: a function": Mistake("backend", "def plugin(): ...", "got the function plugin. Register the class"),
     "backend: a module": Mistake("backend", "plugin = contextlib", "got the module contextlib. Register the class"),
     "backend: an unrelated class": Mistake(
         "backend",
         "class plugin:\n    def create(self): ...",
-        "expected a subclass of drivetrain.BackendConfig, got the class plugin. Derive it from BackendConfig",
+        "expected a subclass of drivetrain.plugin.BackendConfig, got the class plugin. Derive it from BackendConfig",
     ),
     "backend: a configuration without create": Mistake(
         "backend", "class plugin(BackendConfig): ...", "plugin does not implement create()"
@@ -143,7 +144,7 @@ MISTAKES = {
     "policy: an unrelated class": Mistake(
         "policy",
         "class plugin: ...",
-        "expected a drivetrain.FailurePolicy, or a function, got the class plugin without decide()",
+        "expected a drivetrain.plugin.FailurePolicy, or a function, got the class plugin without decide()",
     ),
     "policy: a misspelled method": Mistake(
         "policy",

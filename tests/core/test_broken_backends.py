@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from drivetrain import (
-    Backend,
-    BackendConfig,
     BackendError,
     ConfigurationError,
     DataParallelTrainer,
@@ -25,6 +23,7 @@ from drivetrain import (
     ScalingConfig,
     TrainingFailedError,
 )
+from drivetrain.plugin import Backend, BackendConfig
 
 
 class Broken(Backend):
@@ -302,7 +301,7 @@ class EmptyConfig(BackendConfig):
     ("config", "message"),
     [
         (MisspelledConfig(), r"MisspelledConfig: expected a method create\(\).*Did you mean 'creat'"),
-        (EmptyConfig(), r"EmptyConfig.create\(\): expected a drivetrain.Backend, got None"),
+        (EmptyConfig(), r"EmptyConfig.create\(\): expected a drivetrain.plugin.Backend, got None"),
     ],
 )
 def test_configuration_that_creates_no_backend_is_refused(tmp_path: Path, config: Any, message: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drivetrain import BackendConfig
+from drivetrain.plugin import BackendConfig
 from drivetrain_testing import BackendConformance
 
 

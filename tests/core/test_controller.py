@@ -19,11 +19,10 @@ from drivetrain import (
     ScalingConfig,
     TrainingFailedError,
     WorkerDiedError,
-    WorkerInfo,
 )
 from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported, Returned
-from drivetrain.plugin import Runtime
+from drivetrain.plugin import Runtime, WorkerInfo
 from tests.support import Collector
 
 TRAINING = RankState.TRAINING

@@ -22,7 +22,7 @@ from drivetrain import (
     ScalingConfig,
     TrainingFailedError,
 )
-from drivetrain.plugin import OpenedDataset, required_runtime
+from drivetrain.plugin.datasets import OpenedDataset, required_runtime
 from tests.core.conftest import Install
 
 LETTERS = """

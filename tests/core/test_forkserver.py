@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import Backend, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain._hooks.backend import NoBackend
 from drivetrain._runtimes import local
+from drivetrain.plugin import Backend
 from tests.support import open_pipe, send_line, wait_until_exited
 
 

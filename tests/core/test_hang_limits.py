@@ -4,10 +4,11 @@ import time
 
 import pytest
 
-from drivetrain import ConfigurationError, RunConfig, WorkerInfo
+from drivetrain import ConfigurationError, RunConfig
 from drivetrain._driver.progress import HangLimits, Progress
 from drivetrain._driver.ranks import Ranks
 from drivetrain._wire.events import PhaseEntered, Progressed, RankState, ReportNumber
+from drivetrain.plugin import WorkerInfo
 
 
 class Attempt:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.plugin import ProcessValue, reserve_port, temporary_environment, worker_threads
+from drivetrain.plugin.backends import ProcessValue, reserve_port, temporary_environment, worker_threads
 
 
 def reserve_ports(count: int) -> list[int]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from drivetrain import CheckpointConfig, CommittedCheckpoint
+from drivetrain import CheckpointConfig
 from drivetrain._base.metrics import find_metric, flatten, has_metric, reported_metrics
 from drivetrain._storage.retention import rank_checkpoints, retained
+from drivetrain.plugin.callbacks import CommittedCheckpoint
 from drivetrain.runs.curves import CurveReader
 from tests.support import local_storage
 

@@ -9,7 +9,6 @@ import pytest
 
 import drivetrain
 from drivetrain import (
-    BackendConfig,
     CheckpointConfig,
     DataParallelTrainer,
     FailureConfig,
@@ -21,7 +20,9 @@ from drivetrain import (
 from drivetrain._base import pickling
 from drivetrain._base.pickling import dumps
 from drivetrain.loggers import CSVLoggerCallback
-from drivetrain.plugin import LocalRuntime, Trial
+from drivetrain.plugin import BackendConfig
+from drivetrain.plugin.callbacks import Trial
+from drivetrain.plugin.runtimes import LocalRuntime
 
 INSTANCES = [
     BackendConfig(),

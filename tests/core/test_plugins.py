@@ -23,7 +23,7 @@ from tests.core.conftest import Install
 
 BACKEND = """
 import contextlib
-from drivetrain import Backend
+from drivetrain.plugin import Backend
 
 class Quiet(Backend):
     name = "quiet"
@@ -256,7 +256,8 @@ def test_one_of_several_trainables_is_selected_by_its_name(install: Install) -> 
 
 
 CLOUD = """
-from drivetrain.plugin import Finding, LocalRuntime
+from drivetrain.plugin.backends import Finding
+from drivetrain.plugin.runtimes import LocalRuntime
 
 
 class Cloud(LocalRuntime):

@@ -14,8 +14,6 @@ import pytest
 
 import drivetrain
 from drivetrain import (
-    Backend,
-    BackendConfig,
     ConfigurationError,
     DataParallelTrainer,
     PluginError,
@@ -27,7 +25,8 @@ from drivetrain import (
     TrainContext,
     TrainingFailedError,
 )
-from drivetrain.plugin import temporary_environment
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain.plugin.backends import temporary_environment
 from drivetrain_console import main
 from tests.core.conftest import Install
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from drivetrain import (
-    Backend,
     Callback,
     ConfigurationError,
     DataParallelTrainer,
@@ -18,6 +17,7 @@ from drivetrain import (
     ScalingConfig,
 )
 from drivetrain._plugins.signatures import find_wrong_method
+from drivetrain.plugin import Backend
 
 
 class Forgets:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from drivetrain import (
-    Backend,
     DataParallelTrainer,
     FailureKind,
     RunConfig,
@@ -20,9 +19,10 @@ from drivetrain import (
     TrainContext,
     TrainingFailedError,
     WaitTimeoutError,
-    WorkerGroup,
 )
 from drivetrain._runtimes.local import ForkServers, LocalRuntime
+from drivetrain.plugin import Backend
+from drivetrain.plugin.backends import WorkerGroup
 from tests.support import Pipe, open_pipe, send_line, wait_for_release, wait_until_exited
 
 START_TIMEOUT_S = 10.0  # a busy machine needs seconds to start the workers

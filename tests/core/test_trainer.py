@@ -15,17 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import drivetrain
-from drivetrain import (
-    Backend,
-    BackendConfig,
-    ConfigurationError,
-    DataParallelTrainer,
-    RunConfig,
-    ScalingConfig,
-    StorageError,
-)
+from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, StorageError
 from drivetrain._hooks.backend import NoBackend
-from drivetrain.plugin import TrainerArguments, checked_config
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain.plugin.trainers import TrainerArguments, checked_config
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

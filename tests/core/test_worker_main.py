@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError, WorkerDiedError, WorkerInfo
-from drivetrain.plugin import DriverAddress, GroupSpec, Introduction, RemoteGroup, Runtime, WorkerListener
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError, WorkerDiedError
+from drivetrain.plugin import Runtime, WorkerInfo
+from drivetrain.plugin.runtimes import DriverAddress, GroupSpec, Introduction, RemoteGroup, WorkerListener
 from drivetrain_testing import RuntimeCapability, RuntimeConformance
 
 WORKER = """
 import os, sys
-from drivetrain.plugin import DriverAddress, worker_main
+from drivetrain.plugin.runtimes import DriverAddress, worker_main
 token = bytes.fromhex(os.environ.pop("WORKER_TOKEN"))
 worker_main(DriverAddress(sys.argv[1], int(sys.argv[2]), token), int(sys.argv[3]), details=sys.argv[1:])
 """

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain.plugin import DatasetProvider, SplitRequest
+from drivetrain.plugin import DatasetProvider
+from drivetrain.plugin.datasets import SplitRequest
 
 
 @dataclass(frozen=True)

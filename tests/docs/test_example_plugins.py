@@ -47,7 +47,7 @@ _LOSES_A_RANK = """
 import contextlib, os, signal
 import drivetrain
 
-class Keeping(drivetrain.Backend):
+class Keeping(drivetrain.plugin.Backend):
     survives_losses = True
 
     def session(self, context, rendezvous):

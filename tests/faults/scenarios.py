@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import drivetrain
-from drivetrain import Backend, Checkpoint
+from drivetrain import Checkpoint
 from drivetrain._base.crashpoints import ADDRESS
 from drivetrain._hooks.backend import NoBackend
 from drivetrain._hooks.context import TrainContext
+from drivetrain.plugin import Backend
 from tests.support import release, send_line, wait_for_release
 
 STEPS = 4

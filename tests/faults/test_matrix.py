@@ -19,11 +19,9 @@ import psutil
 import pytest
 
 from drivetrain import (
-    Backend,
     FailureConfig,
     FailureKind,
     RemoteError,
-    Report,
     Result,
     TrainingFailedError,
     WaitTimeoutError,
@@ -32,6 +30,7 @@ from drivetrain import (
 from drivetrain._driver.attempt import Attempt
 from drivetrain._storage.node import sweep
 from drivetrain.errors import StorageError
+from drivetrain.plugin import Backend, Report
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.faults.scenarios import (

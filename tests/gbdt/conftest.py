@@ -12,8 +12,9 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
 import drivetrain
-from drivetrain import Callback, CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, WorkerInfo
+from drivetrain import Callback, CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
 from drivetrain._runtimes.local import LocalRuntime
+from drivetrain.plugin import WorkerInfo
 
 LABEL = "target"
 

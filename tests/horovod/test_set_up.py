@@ -22,8 +22,8 @@ from drivetrain import (
     RunConfig,
     ScalingConfig,
     TrainingFailedError,
-    WorkerInfo,
 )
+from drivetrain.plugin import WorkerInfo
 from drivetrain_horovod import HorovodConfig, HorovodTrainer
 from drivetrain_horovod._backend import HorovodBackend, _slots
 from tests.support import PROCESS_LIMIT_S

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain import ConfigurationError, FailureKind, Result, ScalingConfig, TrainingFailedError, WorkerInfo
-from drivetrain.plugin import AttemptInfo, reserve_port
+from drivetrain import ConfigurationError, FailureKind, Result, ScalingConfig, TrainingFailedError
+from drivetrain.plugin import WorkerInfo
+from drivetrain.plugin.backends import AttemptInfo, reserve_port
 from drivetrain_jax import JaxConfig, JaxTrainer
 
 Fit = Callable[..., Result]

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from drivetrain import Backend, BackendConfig, FailureKind, ScalingConfig, TrainContext, WorkerGroup, WorkerInfo
+from drivetrain import FailureKind, ScalingConfig, TrainContext
+from drivetrain.plugin import Backend, BackendConfig, WorkerInfo
+from drivetrain.plugin.backends import WorkerGroup
 from drivetrain_testing import BackendConformance
 from tests.kits.eager_backend import EagerConfig
 from tests.kits.sound_backend import ConfigOf, SoundBackend

@@ -13,7 +13,7 @@ from typing import Any
 
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._wire.events import Event, Exited, Reported
-from drivetrain.plugin import GroupSpec, LocalRuntime
+from drivetrain.plugin.runtimes import GroupSpec, LocalRuntime
 from drivetrain_testing import RuntimeCapability, RuntimeConformance
 from drivetrain_testing._runtimejobs import leave_state_behind
 

@@ -3,7 +3,7 @@
 import wave
 from dataclasses import dataclass
 
-from drivetrain import Backend, BackendConfig
+from drivetrain.plugin import Backend, BackendConfig
 from tests.kits.sound_backend import SoundBackend
 
 FRAMEWORK = wave.__name__

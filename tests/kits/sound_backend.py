@@ -4,7 +4,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from drivetrain import Backend, BackendConfig, TrainContext, WorkerGroup
+from drivetrain import TrainContext
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain.plugin.backends import WorkerGroup
 
 
 class SoundBackend(Backend):

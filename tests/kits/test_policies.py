@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from drivetrain import Failure, FailureConfig
+from drivetrain import FailureConfig
 from drivetrain._hooks.policy import RetryBudget
+from drivetrain.plugin import Failure
 from drivetrain_testing import PolicyConformance
 from tests.kits.rejecting import rejection
 

@@ -17,7 +17,6 @@ import pytest
 
 import drivetrain
 from drivetrain import (
-    BackendConfig,
     ConfigurationError,
     DataParallelTrainer,
     FailureConfig,
@@ -28,9 +27,9 @@ from drivetrain import (
     ScalingConfig,
     TrainingFailedError,
     WorkerDiedError,
-    WorkerInfo,
 )
 from drivetrain._runtimes.processes import fork_process
+from drivetrain.plugin import BackendConfig, WorkerInfo
 from drivetrain_console import main
 from drivetrain_launch import CommandRuntime, _guard
 from drivetrain_launch._address import own_address
@@ -494,7 +493,7 @@ def test_command_that_never_starts_its_workers_ends_at_the_deadline(tmp_path: Pa
     wait_until_exited(pipe.receive_pids(1))
 
 
-class InvalidEnvironment(drivetrain.Backend):
+class InvalidEnvironment(drivetrain.plugin.Backend):
     """Makes a worker fail before it connects to the driver."""
 
     environment: ClassVar = {"NOT=VALID": "1"}

@@ -20,7 +20,7 @@ from drivetrain import ConfigurationError
 from drivetrain._wire import handshake
 from drivetrain._wire.frames import frame, receive
 from drivetrain._wire.handshake import connect_to_driver
-from drivetrain.plugin import Introduction, WorkerListener
+from drivetrain.plugin.runtimes import Introduction, WorkerListener
 
 LENGTHS = struct.Struct(">HI")
 TIMEOUT_S = 1.0

@@ -23,17 +23,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain import (
-    Callback,
-    CheckpointConfig,
-    Failure,
-    FailureConfig,
-    FailurePolicy,
-    RunConfig,
-    ScalingConfig,
-    StorageError,
-    WorkerInfo,
-)
+from drivetrain import Callback, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, StorageError
 from drivetrain._base.console import Console
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.controller import Controller
@@ -69,7 +59,7 @@ from drivetrain._wire.events import (
     Uploaded,
 )
 from drivetrain._wire.task import TrainTask
-from drivetrain.plugin import Runtime
+from drivetrain.plugin import Failure, FailurePolicy, Runtime, WorkerInfo
 from tests.support import local_storage
 
 FAULTS = ("exit", "exception", "hang", "sigterm", "node", "partition", "storage", "start", "drain")

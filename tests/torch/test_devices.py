@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, SessionError, WorkerInfo
-from drivetrain.plugin import node_accelerators
+from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, SessionError
+from drivetrain.plugin import WorkerInfo
+from drivetrain.plugin.backends import node_accelerators
 from drivetrain_torch import get_device, get_devices
 from drivetrain_torch._devices import cuda_indices
 

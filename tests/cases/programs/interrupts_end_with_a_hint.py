@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 import drivetrain
-from drivetrain import Callback, Checkpoint, DataParallelTrainer, Result, Run, RunConfig, ScalingConfig
+from drivetrain import Callback, Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
+from drivetrain.plugin import Run
 
 
 def train() -> None:

@@ -18,7 +18,7 @@ class Count(Callback):
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def on_run_start(self, run: drivetrain.Run) -> None:
+    def on_run_start(self, run: drivetrain.plugin.Run) -> None:
         with self.file.open("a") as file:
             file.write(f"{run.name}\n")
 

@@ -2,7 +2,7 @@ import contextlib
 import os
 import threading
 
-from drivetrain import Backend, BackendConfig
+from drivetrain.plugin import Backend, BackendConfig
 from tests.docs.mistakes.making import load, mistake, train
 
 

@@ -17,7 +17,8 @@ IMPORTS = """
 import contextlib, sys
 from dataclasses import dataclass
 import drivetrain
-from drivetrain import Backend, BackendConfig, Callback, DataParallelTrainer
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain import Callback, DataParallelTrainer
 from drivetrain.plugin import DatasetProvider, Runtime
 """
 

@@ -1,7 +1,8 @@
 from drivetrain_tally import TallyConfig, TallyTrainer
 
 import drivetrain
-from drivetrain import BackendConfig, RunConfig, ScalingConfig
+from drivetrain import RunConfig, ScalingConfig
+from drivetrain.plugin import BackendConfig
 from tests.docs.mistakes.making import load, mistake
 
 

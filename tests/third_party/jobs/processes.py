@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from typing import Any
 
 import drivetrain
-from drivetrain import Backend, Checkpoint, DataParallelTrainer, FailureConfig, ResourceError, RunConfig, ScalingConfig
+from drivetrain import Checkpoint, DataParallelTrainer, FailureConfig, ResourceError, RunConfig, ScalingConfig
+from drivetrain.plugin import Backend
 from tests.support import release, send_line, wait_for_release
 
 arguments = json.loads(sys.argv[1])

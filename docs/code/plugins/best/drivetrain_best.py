@@ -2,7 +2,8 @@
 
 import math
 
-from drivetrain import Callback, ConfigurationError, Report, Run
+from drivetrain import Callback, ConfigurationError
+from drivetrain.plugin import Report, Run
 
 
 class BestValue(Callback):

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from drivetrain import Failure, FailureKind
+from drivetrain import FailureKind
+from drivetrain.plugin import Failure
 
 
 class PatientPolicy:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import drivetrain
-from drivetrain.plugin import is_instance_of
+from drivetrain.plugin.backends import is_instance_of
 
 _prepared: list[Any] = []  # generators cannot be marked in another way
 

@@ -5,7 +5,7 @@ import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 
-from drivetrain import Run
+from drivetrain.plugin import Run
 from drivetrain_track import Entry, TrackerCallback, numbers
 
 _SCHEMA = """

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import DatasetProvider, Shard, SplitRequest
+from drivetrain.plugin import DatasetProvider, Shard
+from drivetrain.plugin.datasets import SplitRequest
 
 
 @dataclass(frozen=True)

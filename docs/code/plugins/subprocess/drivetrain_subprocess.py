@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from drivetrain import ConfigurationError, ScalingConfig, WorkerDiedError, WorkerInfo
-from drivetrain.plugin import (
+from drivetrain import ConfigurationError, ScalingConfig, WorkerDiedError
+from drivetrain.plugin import Runtime, WorkerInfo
+from drivetrain.plugin.runtimes import (
     DriverAddress,
     Group,
     GroupSpec,
     Introduction,
     RemoteGroup,
-    Runtime,
     WorkerListener,
     worker_main,
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import drivetrain
-from drivetrain.plugin import Trial
+from drivetrain.plugin.callbacks import Trial
 
 Trainable = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

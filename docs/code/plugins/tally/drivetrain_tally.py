@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from drivetrain import (
-    Backend,
-    BackendConfig,
-    DataParallelTrainer,
-    TrainContext,
-    WorkerGroup,
-)
+from drivetrain import DataParallelTrainer, TrainContext
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain.plugin.backends import WorkerGroup
 
 _listener: Listener | None = None  # on rank 0
 _connections: list[

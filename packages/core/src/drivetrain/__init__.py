@@ -9,20 +9,15 @@ from drivetrain._base.lazy import lazy_names
 from drivetrain._version import __version__
 
 if TYPE_CHECKING:
-    from drivetrain._base.failure import Failure
     from drivetrain._driver.handle import RunHandle
     from drivetrain._driver.restoring import restore
     from drivetrain._driver.result import Result
     from drivetrain._driver.trainer import DataParallelTrainer
-    from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
-    from drivetrain._hooks.callback import Callback, Report
-    from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
-    from drivetrain._hooks.dataset import DatasetShard
-    from drivetrain._hooks.policy import FailurePolicy
+    from drivetrain._hooks.callback import Callback
+    from drivetrain._hooks.context import TrainContext
     from drivetrain._plugins.data_config import DataConfig
     from drivetrain._plugins.preparing import prepare
     from drivetrain._storage.checkpoint import Checkpoint
-    from drivetrain._storage.committed import CommittedCheckpoint
     from drivetrain._wire.events import PreemptionInfo
     from drivetrain._worker.session import (
         get_checkpoint,
@@ -66,20 +61,15 @@ if TYPE_CHECKING:
     )
 else:
     _SOURCES = {
-        "drivetrain._base.failure": "Failure",
         "drivetrain._driver.handle": "RunHandle",
         "drivetrain._driver.restoring": "restore",
         "drivetrain._driver.result": "Result",
         "drivetrain._driver.trainer": "DataParallelTrainer",
-        "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
-        "drivetrain._hooks.callback": "Callback Report",
-        "drivetrain._hooks.context": "Run TrainContext WorkerInfo",
+        "drivetrain._hooks.callback": "Callback",
+        "drivetrain._hooks.context": "TrainContext",
         "drivetrain._plugins.data_config": "DataConfig",
-        "drivetrain._hooks.dataset": "DatasetShard",
-        "drivetrain._hooks.policy": "FailurePolicy",
         "drivetrain._plugins.preparing": "prepare",
         "drivetrain._storage.checkpoint": "Checkpoint",
-        "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",
         "drivetrain._worker.session": (
             "get_checkpoint get_context get_dataset_shard get_preemption_info heartbeat report resume_later "
@@ -96,8 +86,6 @@ else:
     __getattr__, __dir__ = lazy_names(__name__, _SOURCES, "config errors loggers plugin runs")
 
 __all__ = [
-    "Backend",
-    "BackendConfig",
     "BackendError",
     "Callback",
     "CallbackError",
@@ -105,25 +93,19 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointError",
     "CheckpointUploadMode",
-    "CommittedCheckpoint",
     "ConfigurationError",
     "DataConfig",
     "DataParallelTrainer",
-    "DatasetShard",
     "DrivetrainError",
-    "Failure",
     "FailureConfig",
     "FailureKind",
-    "FailurePolicy",
     "PluginBrokenError",
     "PluginError",
     "PluginNotFoundError",
     "PreemptionInfo",
     "RemoteError",
-    "Report",
     "ResourceError",
     "Result",
-    "Run",
     "RunCancelledError",
     "RunConfig",
     "RunExistsError",
@@ -138,8 +120,6 @@ __all__ = [
     "TrainingFailedError",
     "WaitTimeoutError",
     "WorkerDiedError",
-    "WorkerGroup",
-    "WorkerInfo",
     "__version__",
     "get_checkpoint",
     "get_context",

@@ -38,7 +38,7 @@ class CallbackLike(Protocol):
 
 
 class PolicyLike(Protocol):
-    """A structural type for :class:`drivetrain.FailurePolicy`. A configuration checks only that ``decide`` exists."""
+    """A structural type for :class:`drivetrain.plugin.FailurePolicy`: a configuration checks only ``decide``."""
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool | float:
         """Return whether to start another attempt, or the seconds after which to start it."""
@@ -468,9 +468,9 @@ class FailureConfig(ShowsFields):
         preemption_grace_s: seconds that the train function has to save its state and return, or to finish, after a
             preemption notice.
         policy: decides whether and when to retry; it replaces the rules of all fields except ``max_node_failures`` and
-            ``preemption_grace_s``. A :class:`~drivetrain.FailurePolicy`, a class of such objects, a function with the
-            arguments of ``decide``, the name of an installed policy, or a pair of that name and a mapping with options,
-            such as ``("backoff", {"max_s": 60})``.
+            ``preemption_grace_s``. A :class:`~drivetrain.plugin.FailurePolicy`, a class of such objects, a function
+            with the arguments of ``decide``, the name of an installed policy, or a pair of that name and a mapping with
+            options, such as ``("backoff", {"max_s": 60})``.
         max_preemptions_without_progress: maximum number of consecutive retries after preemptions if no attempt commits
             a checkpoint; -1 for no limit. It ends a run whose train function terminates its own process each time.
         retry_backoff_s: seconds between two attempts if neither commits a checkpoint. The delay doubles with each

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import is_instance_of
+from drivetrain.plugin.backends import is_instance_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

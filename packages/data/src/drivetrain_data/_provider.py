@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.plugin import DatasetProvider, SplitRequest
+from drivetrain.plugin import DatasetProvider
+from drivetrain.plugin.datasets import SplitRequest
 from drivetrain_data._shard import TableShard
 from drivetrain_data._sources import ACCEPTED, Source, is_dataset, open_dataset
 

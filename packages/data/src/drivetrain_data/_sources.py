@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import SplitRequest, is_instance_of
+from drivetrain.plugin.backends import is_instance_of
+from drivetrain.plugin.datasets import SplitRequest
 from drivetrain_data._columns import to_numpy
 from drivetrain_data._conversion import check_names, table_of
 from drivetrain_data._files import OpenedFiles, inspect_fragments, open_files

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, DataConfig
-from drivetrain.plugin import OpenedDataset
+from drivetrain.plugin.datasets import OpenedDataset
 from drivetrain_gbdt._labels import LabelRules, Labels
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from drivetrain import ConfigurationError, SessionError
-from drivetrain.plugin import ProcessValue
+from drivetrain.plugin.backends import ProcessValue
 from drivetrain_gbdt._parameters import find
 
 __all__ = ["Peers", "check_connected", "network", "peers"]

@@ -19,7 +19,7 @@ from drivetrain import (
     report,
     resume_later,
 )
-from drivetrain.plugin import Storage, locate
+from drivetrain.plugin.storage import Storage, locate
 
 __all__ = ["ModelReports", "Rounds", "evaluations", "model_file"]
 

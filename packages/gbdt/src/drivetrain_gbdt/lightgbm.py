@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import (
-    Backend,
-    BackendConfig,
     Checkpoint,
     ConfigurationError,
     DataConfig,
@@ -23,9 +21,10 @@ from drivetrain import (
     ScalingConfig,
     SessionError,
     TrainContext,
-    WorkerGroup,
 )
-from drivetrain.plugin import ProcessValue, checked_config, reserve_port, worker_threads
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain.plugin.backends import ProcessValue, WorkerGroup, reserve_port, worker_threads
+from drivetrain.plugin.trainers import checked_config
 from drivetrain_gbdt._data import TRAIN
 from drivetrain_gbdt._network import Peers, network, peers
 from drivetrain_gbdt._parameters import find, pop_network, pop_rounds

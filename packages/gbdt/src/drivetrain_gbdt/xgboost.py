@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import (
-    Backend,
-    BackendConfig,
     Checkpoint,
     ConfigurationError,
     DataConfig,
@@ -21,9 +19,10 @@ from drivetrain import (
     RunConfig,
     ScalingConfig,
     TrainContext,
-    WorkerGroup,
 )
-from drivetrain.plugin import ProcessValue, checked_config, worker_threads
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain.plugin.backends import ProcessValue, WorkerGroup, worker_threads
+from drivetrain.plugin.trainers import checked_config
 from drivetrain_gbdt._tables import Loop, TableForm, has_several_workers
 
 if TYPE_CHECKING:

@@ -7,17 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain import (
-    Backend,
-    Callback,
-    ConfigurationError,
-    FailureKind,
-    ScalingConfig,
-    TrainContext,
-    WorkerGroup,
-    WorkerInfo,
-)
-from drivetrain.plugin import temporary_environment
+from drivetrain import Callback, ConfigurationError, FailureKind, ScalingConfig, TrainContext
+from drivetrain.plugin import Backend, WorkerInfo
+from drivetrain.plugin.backends import WorkerGroup, temporary_environment
 from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, get_device
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 
 from drivetrain import TrainContext
-from drivetrain.plugin import Framework, is_instance_of, visible_gpus
+from drivetrain.plugin import Framework
+from drivetrain.plugin.backends import is_instance_of, visible_gpus
 
 __all__ = ["AccelerateFramework", "TransformersFramework"]
 

@@ -11,8 +11,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain import Backend, ConfigurationError, FailureKind, PluginError, TrainContext, WorkerGroup, WorkerInfo
-from drivetrain.plugin import ProcessValue, node_accelerators, temporary_environment, worker_threads
+from drivetrain import ConfigurationError, FailureKind, PluginError, TrainContext
+from drivetrain.plugin import Backend, WorkerInfo
+from drivetrain.plugin.backends import (
+    ProcessValue,
+    WorkerGroup,
+    node_accelerators,
+    temporary_environment,
+    worker_threads,
+)
 from drivetrain_horovod._built import BUILD, explain, find_build
 from drivetrain_horovod._elastic import ElasticRendezvous
 
@@ -36,9 +43,9 @@ class HorovodBackend(Backend):
         timeout_s: time limit in seconds for surviving ranks to wait for each other after a rank is lost.
         operation_timeout_s: time limit in seconds for the ranks to connect to each other, and for each operation of
             Gloo.
-        preload: see :class:`~drivetrain.Backend`.
-        warmup: see :class:`~drivetrain.Backend`.
-        survives_losses: see :class:`~drivetrain.Backend`.
+        preload: see :class:`~drivetrain.plugin.Backend`.
+        warmup: see :class:`~drivetrain.plugin.Backend`.
+        survives_losses: see :class:`~drivetrain.plugin.Backend`.
     """
 
     nics: tuple[str, ...] | None

@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from drivetrain import Backend, BackendConfig, ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Backend, BackendConfig
 from drivetrain_horovod._backend import HorovodBackend
 from drivetrain_horovod._built import find_build
 

@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._hooks.callback import Callback, Report
+from drivetrain import Callback
+from drivetrain.plugin import Report
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import Run, WorkerInfo
+    from drivetrain.plugin import Run, WorkerInfo
 
 __all__ = ["TrainingCallback"]
 

@@ -12,12 +12,9 @@ from typing import Any
 
 import cloudpickle
 
-from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._storage.reading import open_regular, too_large
-from drivetrain._worker.metrics import plain_metrics
-from drivetrain._worker.session import Session, active_session
-from drivetrain._worker.uploads import UploadRequest
-from drivetrain.errors import CheckpointError, SessionError
+from drivetrain import Checkpoint, CheckpointError, SessionError
+from drivetrain.plugin.reading import open_regular, too_large
+from drivetrain.plugin.sessions import Session, UploadRequest, active_session, plain_metrics
 
 __all__ = ["DICT_FILE", "dump", "load", "load_checkpoint", "save_checkpoint"]
 

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from drivetrain._base.interrupts import Interrupts
-from drivetrain._driver.handle import RunHandle
-from drivetrain._driver.result import Result
-from drivetrain.errors import SessionError
+from drivetrain import Result, RunHandle, SessionError
+from drivetrain.plugin.sessions import Interrupts
 from drivetrain_interactive._callbacks import TrainingCallback
 
 __all__ = ["Feed", "TrainingIterator"]

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain._driver.result import Result
-from drivetrain._storage.directory import Storage
-from drivetrain.config import CheckpointConfig
+from drivetrain import CheckpointConfig, Result
+from drivetrain.plugin.storage import Storage
 from drivetrain_interactive import _dicts
 
 __all__ = ["LatestRun", "as_path", "filesystem_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drivetrain._worker.session import active_session
+from drivetrain.plugin.sessions import active_session
 
 __all__ = ["local_rank", "world_rank", "world_size"]
 

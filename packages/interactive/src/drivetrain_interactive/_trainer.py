@@ -14,29 +14,33 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._base.interrupts import Interrupts
-from drivetrain._base.notebook import as_table
-from drivetrain._driver.arguments import resolve_backend
-from drivetrain._driver.result import Result
-from drivetrain._driver.trainer import DataParallelTrainer, trainable_of
-from drivetrain._hooks.backend import Backend, BackendConfig
-from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.policy import RetryBudget
-from drivetrain._plugins.datasets import required_runtime
-from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
-from drivetrain._storage.directory import Storage, runs_location
-from drivetrain._storage.manifest import delete_checkpoints
-from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from drivetrain.errors import CheckpointError, ConfigurationError, FailureKind, SessionError
+from drivetrain import (
+    Callback,
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointError,
+    ConfigurationError,
+    DataParallelTrainer,
+    FailureConfig,
+    FailureKind,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    SessionError,
+)
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain.plugin.datasets import required_runtime
+from drivetrain.plugin.drivers import RetryBudget, as_table
+from drivetrain.plugin.sessions import Interrupts
+from drivetrain.plugin.storage import Storage, checkpoint_in, delete_checkpoints, runs_location
+from drivetrain.plugin.trainers import resolve_backend, trainable_of
 from drivetrain_interactive import _dicts
 from drivetrain_interactive._iterator import Feed, TrainingIterator
 from drivetrain_interactive._latest import LatestRun, as_path, filesystem_of
 from drivetrain_interactive._warm import WarmRuntime
 
 if TYPE_CHECKING:
-    from drivetrain._base.failure import Failure
-    from drivetrain._hooks.context import Run
-    from drivetrain._runtimes.base import Runtime
+    from drivetrain.plugin import Failure, Run, Runtime
 
 __all__ = ["CheckpointStrategy", "InteractiveRun", "Trainer"]
 
@@ -178,7 +182,7 @@ class Trainer:
             WorkerDiedError: a worker died during its start.
             WaitTimeoutError: the workers did not start in time.
         """
-        from drivetrain._driver.controller import group_spec  # imported here, because every worker imports this module
+        from drivetrain.plugin.drivers import group_spec  # imported here, because every worker imports this module
 
         interrupts = Interrupts()
         try:
@@ -379,7 +383,7 @@ class Trainer:
             required: the name of the runtime that the run's datasets require; None if every runtime can read them.
         """
         # imported here, because every worker imports this module
-        from drivetrain._driver.launch import require_process_state, resolve_runtime
+        from drivetrain.plugin.drivers import require_process_state, resolve_runtime
 
         if self._warm is None:
             require_process_state(self._scaling.max_workers)

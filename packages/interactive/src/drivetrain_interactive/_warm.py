@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._runtimes.base import Group, GroupSpec, Runtime
+from drivetrain.plugin import Runtime
+from drivetrain.plugin.runtimes import Group, GroupSpec
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import WorkerInfo
-    from drivetrain.config import ScalingConfig
+    from drivetrain import ScalingConfig
+    from drivetrain.plugin import WorkerInfo
 
 __all__ = ["WarmRuntime"]
 

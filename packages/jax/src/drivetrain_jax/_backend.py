@@ -11,8 +11,9 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drivetrain import Backend, ConfigurationError, FailureKind, ScalingConfig, TrainContext, WorkerGroup, WorkerInfo
-from drivetrain.plugin import ProcessValue, node_accelerators, reserve_port, temporary_environment
+from drivetrain import ConfigurationError, FailureKind, ScalingConfig, TrainContext
+from drivetrain.plugin import Backend, WorkerInfo
+from drivetrain.plugin.backends import ProcessValue, WorkerGroup, node_accelerators, reserve_port, temporary_environment
 from drivetrain_jax._tpu import process_ids, tpu_variables
 
 __all__ = ["PLATFORMS", "JaxBackend"]

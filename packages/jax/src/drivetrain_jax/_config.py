@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drivetrain import Backend, BackendConfig, ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Backend, BackendConfig
 from drivetrain_jax._backend import PLATFORMS, JaxBackend
 
 __all__ = ["JaxConfig"]

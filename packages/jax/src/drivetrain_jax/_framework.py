@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from drivetrain.plugin import Framework, is_instance_of
+from drivetrain.plugin import Framework
+from drivetrain.plugin.backends import is_instance_of
 
 __all__ = ["JaxFramework"]
 

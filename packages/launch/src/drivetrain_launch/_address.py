@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
 
 __all__ = ["own_address"]
 

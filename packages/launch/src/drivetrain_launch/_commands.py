@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING
 
-from drivetrain._runtimes.processes import close_in_forked_children
+from drivetrain.plugin.processes import close_in_forked_children
 from drivetrain_launch import _guard
 from drivetrain_launch._launcher import Launcher
 
 if TYPE_CHECKING:
-    from drivetrain._base.console import Console
+    from drivetrain.plugin.callbacks import Console
 
 __all__ = ["Commands"]
 

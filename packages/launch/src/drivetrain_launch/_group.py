@@ -10,12 +10,9 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 
-from drivetrain._base.failure import describe_exit
-from drivetrain._runtimes.base import GroupSpec
-from drivetrain._runtimes.remote import RemoteGroup
-from drivetrain._wire.handshake import WorkerListener
-from drivetrain._worker.leaving import EXIT_LIMIT_S
-from drivetrain.errors import FailureKind, WorkerDiedError
+from drivetrain import FailureKind, WorkerDiedError
+from drivetrain.plugin.processes import EXIT_LIMIT_S, describe_exit
+from drivetrain.plugin.runtimes import GroupSpec, RemoteGroup, WorkerListener
 from drivetrain_launch._launch import Launch, Supervisor
 from drivetrain_launch._shares import Share, divide
 from drivetrain_launch._supervisor import SendStacks, StartWorker
@@ -36,7 +33,7 @@ class CommandGroup(RemoteGroup):
 
     Args:
         spec: the group to start.
-        deadline: see :class:`~drivetrain.plugin.RemoteGroup`.
+        deadline: see :class:`~drivetrain.plugin.runtimes.RemoteGroup`.
         launch: the commands and supervisors of the run.
     """
 
@@ -70,7 +67,7 @@ class CommandGroup(RemoteGroup):
         self.set_up(range(count), {})
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """See :meth:`drivetrain.plugin.Group.replace`. The supervisor of the lost process starts the new one."""
+        """See :meth:`drivetrain.plugin.runtimes.Group.replace`. The same supervisor starts the new process."""
         self.restart_deadline(self.spec.start_timeout_s)
         lost = {index: rank for index, rank in self.rank_of.items() if rank in ranks}
         for index, rank in lost.items():
@@ -86,11 +83,11 @@ class CommandGroup(RemoteGroup):
         self.set_up(ranks, {})
 
     def reuse(self, spec: GroupSpec) -> bool:
-        """See :meth:`drivetrain.plugin.Group.reuse`."""
+        """See :meth:`drivetrain.plugin.runtimes.Group.reuse`."""
         return _settings(spec) == _settings(self.spec) and super().reuse(spec)
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """See :meth:`drivetrain.plugin.Group.stacks`. The supervisors read the stacks, and connect to send them."""
+        """See :meth:`drivetrain.plugin.runtimes.Group.stacks`. The supervisors send the stacks over new connections."""
         targets = {rank: target for node in self.stack_targets(ranks).values() for rank, target in node.items()}
         stacks: dict[int, str] = {}
         with contextlib.closing(WorkerListener(self._launch.spec.address, expected=len(targets))) as listener:

@@ -15,10 +15,9 @@ from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from drivetrain._runtimes.processes import close_in_forked_children
-from drivetrain._wire.frames import Inbox, frame
-from drivetrain._wire.handshake import Introduction, WorkerListener
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin.processes import Inbox, close_in_forked_children, frame
+from drivetrain.plugin.runtimes import Introduction, WorkerListener
 from drivetrain_launch._commands import Commands
 from drivetrain_launch._shares import VisibleDevices
 from drivetrain_launch._supervisor import (
@@ -34,7 +33,7 @@ from drivetrain_launch._template import Template
 from drivetrain_launch._token import TOKEN_VARIABLE, TokenFile
 
 if TYPE_CHECKING:
-    from drivetrain._base.console import Console
+    from drivetrain.plugin.callbacks import Console
 
 __all__ = ["Launch", "LaunchSpec", "Supervisor"]
 

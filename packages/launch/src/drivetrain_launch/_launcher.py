@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from drivetrain._base.failure import describe_exit
+from drivetrain.plugin.processes import describe_exit
 from drivetrain_launch._token import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from drivetrain._base.console import Console
+    from drivetrain.plugin.callbacks import Console
 
 __all__ = ["Launcher"]
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from drivetrain._hooks.finding import Finding
-from drivetrain._runtimes.base import GroupSpec, Runtime
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Runtime
+from drivetrain.plugin.backends import Finding
+from drivetrain.plugin.runtimes import GroupSpec
 from drivetrain_launch._address import own_address
 from drivetrain_launch._group import CommandGroup
 from drivetrain_launch._launch import Launch, LaunchSpec
@@ -23,8 +24,8 @@ from drivetrain_launch._shares import divide
 from drivetrain_launch._template import Template, check_hosts
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import WorkerInfo
-    from drivetrain.config import ScalingConfig
+    from drivetrain import ScalingConfig
+    from drivetrain.plugin import WorkerInfo
 
 __all__ = ["CommandRuntime"]
 

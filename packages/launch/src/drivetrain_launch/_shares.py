@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from drivetrain.config import ScalingConfig
-from drivetrain.errors import ResourceError
+from drivetrain import ResourceError, ScalingConfig
 
 __all__ = ["Share", "VisibleDevices", "divide"]
 

@@ -25,17 +25,19 @@ from functools import partial
 from typing import NoReturn
 from urllib.parse import unquote_to_bytes
 
-from drivetrain._plugins.frameworks import reseed
-from drivetrain._runtimes.parent import ProcessParent
-from drivetrain._runtimes.processes import kill_group
-from drivetrain._runtimes.resources import OomCounter, explain_exit, visible_gpus
-from drivetrain._wire.commands import Refuse
-from drivetrain._wire.frames import Channel
-from drivetrain._wire.handshake import DriverAddress, connect_to_driver
-from drivetrain._worker.main import worker_main
-from drivetrain._worker.output import flush_output
-from drivetrain._worker.stacks import NO_RESPONSE, read_stacks
-from drivetrain.errors import ConfigurationError, FailureKind
+from drivetrain import ConfigurationError, FailureKind
+from drivetrain.plugin.backends import visible_gpus
+from drivetrain.plugin.processes import (
+    Channel,
+    OomCounter,
+    ProcessParent,
+    Refuse,
+    explain_exit,
+    flush_output,
+    kill_group,
+    reseed,
+)
+from drivetrain.plugin.runtimes import NO_RESPONSE, DriverAddress, connect_to_driver, read_stacks, worker_main
 from drivetrain_launch._shares import VisibleDevices
 from drivetrain_launch._token import read_token
 
@@ -69,7 +71,7 @@ class StartWorker:
         defaults: environment variables to set unless the command has set them.
         working_directory: the working directory, if it exists on this node.
         module_path: the entries of ``sys.path`` that precede all others.
-        preload: see :class:`~drivetrain.Backend`.
+        preload: see :class:`~drivetrain.plugin.Backend`.
     """
 
     index: int

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
 
 __all__ = ["Template", "check_hosts"]
 

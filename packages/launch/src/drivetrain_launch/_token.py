@@ -9,7 +9,7 @@ import os
 import secrets
 from pathlib import Path
 
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
 
 __all__ = ["TOKEN_VARIABLE", "TokenFile", "read_token"]
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.plugin import Introduction, WorkerListener
+from drivetrain.plugin.runtimes import Introduction, WorkerListener
 from drivetrain_ray._deaths import Deaths
 from drivetrain_ray._worker import RayWorker
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, ResourceError
-from drivetrain.plugin import GroupSpec
+from drivetrain.plugin.runtimes import GroupSpec
 from drivetrain_ray._worker import Devices
 
 if TYPE_CHECKING:

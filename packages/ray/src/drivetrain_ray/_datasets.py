@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any
 
 from drivetrain import ConfigurationError, ResourceError
-from drivetrain.plugin import DatasetProvider, SplitRequest, is_instance_of
+from drivetrain.plugin import DatasetProvider
+from drivetrain.plugin.backends import is_instance_of
+from drivetrain.plugin.datasets import SplitRequest
 
 __all__ = ["RayDatasets"]
 

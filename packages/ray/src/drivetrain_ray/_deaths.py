@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain import FailureKind
-from drivetrain.plugin import Wakeup
+from drivetrain.plugin.runtimes import Wakeup
 
 __all__ = ["Death", "Deaths", "explain_death", "read_message"]
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Literal
 
-from drivetrain.plugin import Finding, run_python
+from drivetrain.plugin.backends import Finding, run_python
 
 __all__ = ["diagnose"]
 

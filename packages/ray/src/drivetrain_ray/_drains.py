@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 
-from drivetrain.plugin import Wakeup
+from drivetrain.plugin.runtimes import Wakeup
 
 __all__ = ["Drains", "draining_nodes"]
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from drivetrain import WorkerDiedError
-from drivetrain.plugin import GroupSpec, RemoteGroup, read_stacks
+from drivetrain.plugin.runtimes import GroupSpec, RemoteGroup, read_stacks
 from drivetrain_ray._actors import Actors
 from drivetrain_ray._cluster import Reservation, note_unreachable, reserve
 from drivetrain_ray._drains import Drains
@@ -82,7 +82,7 @@ class RayGroup(RemoteGroup):
 
     Args:
         spec: the group to start.
-        deadline: see :class:`~drivetrain.plugin.RemoteGroup`.
+        deadline: see :class:`~drivetrain.plugin.runtimes.RemoteGroup`.
         actors: starts the actors, and tracks which ones have died.
         reservation: the resources of the workers.
     """
@@ -111,7 +111,7 @@ class RayGroup(RemoteGroup):
         return reduce_reference(value)
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """See :meth:`drivetrain.plugin.Group.replace`."""
+        """See :meth:`drivetrain.plugin.runtimes.Group.replace`."""
         self.restart_deadline(self.spec.start_timeout_s)
         deaths = self._actors.deaths.by_index
         lost = {index: rank for index, rank in self.rank_of.items() if rank in ranks}
@@ -145,7 +145,7 @@ class RayGroup(RemoteGroup):
             self._actors.schedule_spares(nodes, (*self.spec.preload, *self.spec.warmup), self.spec.environment)
 
     def park(self) -> bool:
-        """See :meth:`drivetrain.plugin.Group.park`."""
+        """See :meth:`drivetrain.plugin.runtimes.Group.park`."""
         self._drains.stop()
         return super().park()
 
@@ -154,7 +154,7 @@ class RayGroup(RemoteGroup):
         self._reservation.reusable = False
 
     def reuse(self, spec: GroupSpec) -> bool:
-        """See :meth:`drivetrain.plugin.Group.reuse`."""
+        """See :meth:`drivetrain.plugin.runtimes.Group.reuse`."""
         same = _actor_settings(spec) == _actor_settings(self.spec)
         avoided = any(worker.node_id in spec.avoided for worker in self.workers)
         if not same or avoided or not self._actors.has_current_session:
@@ -163,7 +163,7 @@ class RayGroup(RemoteGroup):
         return super().reuse(spec)
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """See :meth:`drivetrain.plugin.Group.stacks`."""
+        """See :meth:`drivetrain.plugin.runtimes.Group.stacks`."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -17,8 +17,10 @@ from drivetrain_ray._references import reduce_reference
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-    from drivetrain import ScalingConfig, WorkerInfo
-    from drivetrain.plugin import Finding, GroupSpec
+    from drivetrain import ScalingConfig
+    from drivetrain.plugin import WorkerInfo
+    from drivetrain.plugin.backends import Finding
+    from drivetrain.plugin.runtimes import GroupSpec
     from drivetrain_ray._actors import Actors
     from drivetrain_ray._cluster import Reservation
     from drivetrain_ray._group import RayGroup

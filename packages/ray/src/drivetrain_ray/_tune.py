@@ -24,28 +24,18 @@ from typing import TYPE_CHECKING, Any
 from drivetrain import (
     Callback,
     Checkpoint,
-    CommittedCheckpoint,
     ConfigurationError,
     PluginNotFoundError,
-    Report,
     ResourceError,
-    Run,
     RunConfig,
     ScalingConfig,
     SerializationError,
 )
-from drivetrain.plugin import (
-    Console,
-    Storage,
-    Trial,
-    check_param_space,
-    checkpoint_in,
-    delete_checkpoints,
-    dumps,
-    locate,
-    merge_arguments,
-    required_runtime,
-)
+from drivetrain.plugin import Report, Run
+from drivetrain.plugin.callbacks import CommittedCheckpoint, Console, Trial
+from drivetrain.plugin.datasets import required_runtime
+from drivetrain.plugin.storage import Storage, checkpoint_in, delete_checkpoints, locate
+from drivetrain.plugin.trainers import check_param_space, dumps, merge_arguments
 from drivetrain_ray._cluster import bundle_of
 from drivetrain_ray._references import reduce_reference
 from drivetrain_ray._runtime import RayRuntime

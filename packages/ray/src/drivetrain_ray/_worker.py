@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from drivetrain.plugin import DriverAddress, worker_main
+from drivetrain.plugin.runtimes import DriverAddress, worker_main
 
 __all__ = ["Devices", "RayWorker"]
 

@@ -31,15 +31,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.failure import one_line
-from drivetrain._base.pickling import dumps
-from drivetrain._driver.callbacks import unknown_hooks
-from drivetrain._hooks.callback import Callback
-from drivetrain._plugins.loading import create_plugin
-from drivetrain._plugins.signatures import find_wrong_method
-from drivetrain._worker.session import report
-from drivetrain.config import FailureConfig, ScalingConfig
-from drivetrain.errors import RunCancelledError, TrainingFailedError
+from drivetrain import Callback, FailureConfig, RunCancelledError, ScalingConfig, TrainingFailedError, report
+from drivetrain.plugin.checks import find_wrong_method, one_line, unknown_hooks
+from drivetrain.plugin.installed import create_plugin
+from drivetrain.plugin.trainers import dumps
 from drivetrain_testing._checks import check_equal
 from drivetrain_testing._cleanup import assert_nothing_left
 from drivetrain_testing._conformance import check_overrides

@@ -25,9 +25,9 @@ from typing import ClassVar
 
 import pytest
 
-from drivetrain._base.failure import one_line
-from drivetrain._hooks.finding import run_python
-from drivetrain._plugins.loading import load_plugin
+from drivetrain.plugin import load_plugin
+from drivetrain.plugin.backends import run_python
+from drivetrain.plugin.checks import one_line
 from drivetrain_console import main
 from drivetrain_console._commands.output import BAD, OK
 from drivetrain_testing._checks import check_equal

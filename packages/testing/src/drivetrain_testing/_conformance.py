@@ -34,15 +34,21 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.pickling import dumps
-from drivetrain._driver.result import Result
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.backend import Backend, BackendConfig
-from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.context import AttemptInfo, WorkerInfo
-from drivetrain._plugins.signatures import find_misspelled_method
-from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
-from drivetrain.errors import ConfigurationError, FailureKind, TrainingFailedError
+from drivetrain import (
+    Callback,
+    ConfigurationError,
+    DataParallelTrainer,
+    FailureConfig,
+    FailureKind,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+)
+from drivetrain.plugin import Backend, BackendConfig, WorkerInfo
+from drivetrain.plugin.backends import AttemptInfo
+from drivetrain.plugin.checks import find_misspelled_method
+from drivetrain.plugin.trainers import dumps
 from drivetrain_interactive._trainer import Trainer
 from drivetrain_testing import _jobs
 from drivetrain_testing._checks import forget_test_name

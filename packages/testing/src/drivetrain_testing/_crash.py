@@ -43,14 +43,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain._base.crashpoints import POINTS
-from drivetrain._storage.checkpoint import checkpoint_in, parse_listing
-from drivetrain._storage.committed import CommittedCheckpoint
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import LISTING_FILE, METADATA_FILE, PENDING, PIN_FILE
-from drivetrain._storage.manifest import read_manifest
-from drivetrain._storage.remote import locate
-from drivetrain.errors import CheckpointError, StorageError
+from drivetrain import CheckpointError, StorageError
+from drivetrain.plugin.callbacks import CommittedCheckpoint
+from drivetrain.plugin.checks import POINTS
+from drivetrain.plugin.files import LISTING_FILE, METADATA_FILE, PENDING, PIN_FILE, parse_listing
+from drivetrain.plugin.storage import Storage, checkpoint_in, locate, read_manifest
 from drivetrain_testing._crashstart import VICTIMS, Crash, JobSpec, JobStart
 
 __all__ = ["POINTS", "VICTIMS", "Crash", "CrashFound", "CrashHarness", "CrashReport", "main"]

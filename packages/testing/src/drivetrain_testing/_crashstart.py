@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain._base.crashpoints import ADDRESS, POINTS
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin.checks import ADDRESS, POINTS
 from drivetrain_testing._leftovers import exits
 
 __all__ = ["VICTIMS", "Crash", "JobSpec", "JobStart"]

@@ -30,9 +30,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.pickling import dumps
-from drivetrain._hooks.dataset import DatasetProvider, DatasetShard, SplitRequest
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin import DatasetProvider
+from drivetrain.plugin.datasets import DatasetShard, SplitRequest
+from drivetrain.plugin.trainers import dumps
 from drivetrain_testing._conformance import check_overrides
 
 __all__ = ["DatasetConformance"]

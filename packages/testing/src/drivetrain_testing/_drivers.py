@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._runtimes.base import Runtime
-from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain.plugin import Runtime
 from drivetrain_testing._jobs import END_S, find_running
 from drivetrain_testing._runtimejobs import CallsWhenAllReported, wait_after_report
 

@@ -29,12 +29,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.failure import one_line
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.framework import Framework
-from drivetrain._plugins.loading import load_plugin
-from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.errors import ConfigurationError, TrainingFailedError
+from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
+from drivetrain.plugin import Framework, load_plugin
+from drivetrain.plugin.checks import one_line
 from drivetrain_testing._checks import check_equal, forget_test_name
 from drivetrain_testing._conformance import check_overrides
 
@@ -108,7 +105,7 @@ class FrameworkConformance:
 
 
 def _draw(config: dict[str, Any]) -> None:
-    from drivetrain._worker.session import get_context
+    from drivetrain import get_context
 
     draw: Callable[[], Any] = config["draw"]
     Path(config["directory"], f"drawn_{get_context().get_world_rank()}").write_text(repr(draw()))

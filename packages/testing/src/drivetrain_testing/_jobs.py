@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain._hooks.callback import Callback, Report
-from drivetrain._hooks.context import Run, WorkerInfo
-from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._storage.committed import CommittedCheckpoint
-from drivetrain._worker.session import get_checkpoint, get_context, get_preemption_info, report, resume_later
+from drivetrain import Callback, Checkpoint, get_checkpoint, get_context, get_preemption_info, report, resume_later
+from drivetrain.plugin import Report, Run, WorkerInfo
+from drivetrain.plugin.callbacks import CommittedCheckpoint
 from drivetrain_testing._leftovers import exits
 
 __all__ = [

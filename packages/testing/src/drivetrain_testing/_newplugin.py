@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.version import Version
 
-from drivetrain._plugins.known import CORE, OWN
-from drivetrain._plugins.loading import KINDS, list_plugins
-from drivetrain._version import __version__
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError, __version__
+from drivetrain.plugin.installed import CORE, KINDS, OWN, list_plugins
 from drivetrain_console._commands.output import OK, Commands, add_command, emit
 
 if TYPE_CHECKING:

@@ -26,13 +26,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.failure import Failure, one_line
-from drivetrain._driver.policies import make_policy
-from drivetrain._driver.result import Result
-from drivetrain._hooks.policy import FailurePolicy
-from drivetrain._plugins.loading import create_plugin
-from drivetrain.config import FailureConfig
-from drivetrain.errors import FailureKind
+from drivetrain import FailureConfig, FailureKind, Result
+from drivetrain.plugin import Failure, FailurePolicy
+from drivetrain.plugin.checks import make_policy, one_line
+from drivetrain.plugin.installed import create_plugin
 from drivetrain_testing._callbacks import check_pickling
 from drivetrain_testing._checks import check_equal
 from drivetrain_testing._conformance import check_overrides

@@ -25,14 +25,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.failure import one_line
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.backend import BackendConfig
-from drivetrain._hooks.finding import run_python
-from drivetrain._plugins.loading import load_plugin
-from drivetrain._plugins.preparing import prepare
-from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.errors import TrainingFailedError
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError, prepare
+from drivetrain.plugin import BackendConfig, load_plugin
+from drivetrain.plugin.backends import run_python
+from drivetrain.plugin.checks import one_line
 from drivetrain_testing._checks import check_equal, forget_test_name
 from drivetrain_testing._conformance import check_overrides
 

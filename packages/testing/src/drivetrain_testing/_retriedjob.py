@@ -12,11 +12,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from drivetrain._driver.result import Result
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._worker.session import get_checkpoint, get_context, report
-from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
+from drivetrain import (
+    Checkpoint,
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    get_checkpoint,
+    get_context,
+    report,
+)
 from drivetrain_testing._checks import forget_test_name
 
 __all__ = ["CHECKPOINTS", "FAILS_AT", "STEPS", "IntendedError", "make_trainer", "run_two_workers", "train"]

@@ -19,14 +19,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from drivetrain._hooks.backend import Backend, WorkerGroup
-from drivetrain._hooks.callback import Callback, Report
-from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
-from drivetrain._runtimes.base import Group, GroupSpec, Runtime
-from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._storage.committed import CommittedCheckpoint
-from drivetrain._worker.session import get_checkpoint, get_context, report
-from drivetrain.config import ScalingConfig
+from drivetrain import Callback, Checkpoint, ScalingConfig, TrainContext, get_checkpoint, get_context, report
+from drivetrain.plugin import Backend, Report, Run, Runtime, WorkerInfo
+from drivetrain.plugin.backends import WorkerGroup
+from drivetrain.plugin.callbacks import CommittedCheckpoint
+from drivetrain.plugin.runtimes import Group, GroupSpec
 from drivetrain_testing._jobs import END_S, return_facts
 
 __all__ = [

@@ -28,14 +28,20 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._driver.result import Result
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.backend import Backend, BackendConfig
-from drivetrain._hooks.callback import Callback
-from drivetrain._plugins.loading import load_plugin
-from drivetrain._runtimes.base import Runtime
-from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
-from drivetrain.errors import FailureKind, ResourceError, RunCancelledError, TrainingFailedError, WorkerDiedError
+from drivetrain import (
+    Callback,
+    DataParallelTrainer,
+    FailureConfig,
+    FailureKind,
+    ResourceError,
+    Result,
+    RunCancelledError,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerDiedError,
+)
+from drivetrain.plugin import Backend, BackendConfig, Runtime, load_plugin
 from drivetrain_testing import _jobs, _runtimejobs
 from drivetrain_testing._checks import forget_test_name
 from drivetrain_testing._conformance import check_overrides

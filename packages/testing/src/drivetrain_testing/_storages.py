@@ -28,12 +28,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from drivetrain._base.failure import one_line
-from drivetrain._base.pickling import dumps
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._storage.filesystem import Filesystem, LocalFilesystem
-from drivetrain._storage.remote import FsspecFilesystem, locate
-from drivetrain.config import CheckpointConfig, FailureConfig
+from drivetrain import CheckpointConfig, DataParallelTrainer, FailureConfig
+from drivetrain.plugin.checks import one_line
+from drivetrain.plugin.storage import Filesystem, FsspecFilesystem, LocalFilesystem, locate
+from drivetrain.plugin.trainers import dumps
 from drivetrain_testing._checks import check_equal
 from drivetrain_testing._conformance import check_overrides
 from drivetrain_testing._retriedjob import STEPS, make_trainer

@@ -22,11 +22,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.failure import one_line
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._plugins.loading import load_plugin
-from drivetrain._worker.session import report
-from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, report
+from drivetrain.plugin import load_plugin
+from drivetrain.plugin.checks import one_line
 from drivetrain_testing._checks import check_equal, forget_test_name
 from drivetrain_testing._conformance import check_overrides
 from drivetrain_testing._retriedjob import IntendedError

@@ -25,16 +25,20 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.pickling import dumps
-from drivetrain._driver.restoring import restore
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.callback import Callback, Report
-from drivetrain._hooks.context import Run
-from drivetrain._plugins.loading import load_plugin
-from drivetrain._storage.committed import CommittedCheckpoint
-from drivetrain._storage.layout import RUN_FILE
-from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.errors import ConfigurationError, DrivetrainError, TrainingFailedError
+from drivetrain import (
+    Callback,
+    ConfigurationError,
+    DataParallelTrainer,
+    DrivetrainError,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    restore,
+)
+from drivetrain.plugin import Report, Run, load_plugin
+from drivetrain.plugin.callbacks import CommittedCheckpoint
+from drivetrain.plugin.files import RUN_FILE
+from drivetrain.plugin.trainers import dumps
 from drivetrain_testing._checks import forget_test_name
 from drivetrain_testing._conformance import check_overrides
 

@@ -10,13 +10,19 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from drivetrain._base.failure import one_line
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
-from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.context import TrainContext, WorkerInfo
-from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.errors import FailureKind, TrainingFailedError, WorkerDiedError
+from drivetrain import (
+    Callback,
+    DataParallelTrainer,
+    FailureKind,
+    RunConfig,
+    ScalingConfig,
+    TrainContext,
+    TrainingFailedError,
+    WorkerDiedError,
+)
+from drivetrain.plugin import Backend, BackendConfig, WorkerInfo
+from drivetrain.plugin.backends import WorkerGroup
+from drivetrain.plugin.checks import one_line
 from drivetrain_testing._leftovers import ProcessState
 
 __all__ = ["FailsInSetup", "Observed", "RunsInWorker", "UnreachableGroup", "Wrapped"]

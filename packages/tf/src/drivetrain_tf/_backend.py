@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from drivetrain import Backend, ConfigurationError, FailureKind, TrainContext, WorkerGroup
-from drivetrain.plugin import ProcessValue, reserve_port, temporary_environment, worker_threads
+from drivetrain import ConfigurationError, FailureKind, TrainContext
+from drivetrain.plugin import Backend
+from drivetrain.plugin.backends import ProcessValue, WorkerGroup, reserve_port, temporary_environment, worker_threads
 
 __all__ = ["TensorflowBackend", "refuse_tf_config"]
 

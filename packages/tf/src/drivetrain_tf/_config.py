@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from drivetrain import Backend, BackendConfig, ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Backend, BackendConfig
 from drivetrain_tf._backend import TensorflowBackend, refuse_tf_config
 
 __all__ = ["TensorflowConfig"]

@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from drivetrain import Backend, ConfigurationError, FailureKind, PluginError, TrainContext, WorkerGroup
-from drivetrain.plugin import ProcessValue, node_accelerators, temporary_environment, visible_gpus, worker_threads
+from drivetrain import ConfigurationError, FailureKind, PluginError, TrainContext
+from drivetrain.plugin import Backend
+from drivetrain.plugin.backends import (
+    ProcessValue,
+    WorkerGroup,
+    node_accelerators,
+    temporary_environment,
+    visible_gpus,
+    worker_threads,
+)
 from drivetrain_torch._devices import cuda_indices, get_devices
 from drivetrain_torch._framework import group_variables
 

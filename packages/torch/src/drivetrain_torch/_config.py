@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from drivetrain import Backend, BackendConfig, ConfigurationError
-from drivetrain.plugin import Finding, run_python, visible_gpus
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Backend, BackendConfig
+from drivetrain.plugin.backends import Finding, run_python, visible_gpus
 from drivetrain_torch._backend import TorchBackend, TorchXLABackend
 
 __all__ = ["TorchConfig", "TorchXLAConfig"]

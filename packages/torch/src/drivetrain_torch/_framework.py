@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 
 from drivetrain import TrainContext
-from drivetrain.plugin import Framework, is_instance_of
+from drivetrain.plugin import Framework
+from drivetrain.plugin.backends import is_instance_of
 
 __all__ = ["TorchFramework", "group_variables"]
 

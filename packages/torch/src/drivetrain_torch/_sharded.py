@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import CheckpointError, ConfigurationError
-from drivetrain.plugin import saved_by_all_ranks
+from drivetrain.plugin.sessions import saved_by_all_ranks
 
 if TYPE_CHECKING:
     import torch

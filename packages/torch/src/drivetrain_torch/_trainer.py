@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain import DataParallelTrainer
-from drivetrain.plugin import checked_config
+from drivetrain.plugin.trainers import checked_config
 from drivetrain_torch._config import TorchConfig
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from drivetrain.plugin import TrainerArguments
+    from drivetrain.plugin.trainers import TrainerArguments
 
 __all__ = ["TorchTrainer"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from drivetrain._base.metrics import reported_metrics
-from drivetrain._hooks.callback import Report
+from drivetrain.plugin import Report
+from drivetrain.plugin.callbacks import reported_metrics
 
 __all__ = ["Entries", "Entry", "Ranks"]
 

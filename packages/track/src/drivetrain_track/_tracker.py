@@ -33,17 +33,15 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain._base.metrics import flatten, writable
-from drivetrain._base.redact import as_text, masked
-from drivetrain._hooks.callback import Callback, Report
-from drivetrain._storage.checkpoint import checkpoint_in
-from drivetrain.errors import CheckpointError, ConfigurationError, PluginNotFoundError
+from drivetrain import Callback, CheckpointError, ConfigurationError, PluginNotFoundError
+from drivetrain.plugin import Report
+from drivetrain.plugin.callbacks import as_text, flatten, masked, writable
+from drivetrain.plugin.storage import checkpoint_in
 from drivetrain_track._entries import Entries, Entry, Ranks
 
 if TYPE_CHECKING:
-    from drivetrain._base.failure import Failure
-    from drivetrain._hooks.context import Run, WorkerInfo
-    from drivetrain._storage.committed import CommittedCheckpoint
+    from drivetrain.plugin import Failure, Run, WorkerInfo
+    from drivetrain.plugin.callbacks import CommittedCheckpoint
 
 __all__ = ["TrackerCallback", "find_replaced_hooks", "numbers", "parameters"]
 

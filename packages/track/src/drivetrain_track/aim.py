@@ -10,7 +10,7 @@ from drivetrain_track._entries import Entry, Ranks
 from drivetrain_track._tracker import TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain import Failure, Run
+    from drivetrain.plugin import Failure, Run
 
 __all__ = ["AimLoggerCallback"]
 

@@ -13,7 +13,8 @@ from drivetrain_track._tracker import TrackerCallback, numbers, parameters
 from drivetrain_track.names import Names
 
 if TYPE_CHECKING:
-    from drivetrain import CommittedCheckpoint, Failure, Run
+    from drivetrain.plugin import Failure, Run
+    from drivetrain.plugin.callbacks import CommittedCheckpoint
 
 __all__ = ["CometLoggerCallback"]
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import RunOutcome, outcome_of, redact
+from drivetrain.plugin.callbacks import RunOutcome, outcome_of, redact
 from drivetrain_track._entries import Entry, Ranks
 from drivetrain_track._tracker import TrackerCallback, numbers, parameters
 from drivetrain_track.names import Names
 
 if TYPE_CHECKING:
-    from drivetrain import CommittedCheckpoint, Failure, Run
+    from drivetrain.plugin import Failure, Run
+    from drivetrain.plugin.callbacks import CommittedCheckpoint
 
 __all__ = ["MLflowLoggerCallback"]
 

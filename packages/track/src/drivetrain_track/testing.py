@@ -33,9 +33,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain._base.failure import one_line
-from drivetrain._driver.result import Result
-from drivetrain.config import FailureConfig
+from drivetrain import FailureConfig, Result
+from drivetrain.plugin.checks import one_line
 from drivetrain_testing._callbacks import check_hooks, check_pickling
 from drivetrain_testing._checks import check_equal
 from drivetrain_testing._cleanup import assert_nothing_left

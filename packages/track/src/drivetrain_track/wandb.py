@@ -14,7 +14,8 @@ from drivetrain_track._tracker import TrackerCallback, parameters
 if TYPE_CHECKING:
     import os
 
-    from drivetrain import CommittedCheckpoint, Failure, Run
+    from drivetrain.plugin import Failure, Run
+    from drivetrain.plugin.callbacks import CommittedCheckpoint
 
 __all__ = ["WandbLoggerCallback"]
 

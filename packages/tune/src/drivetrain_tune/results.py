@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import Result
-from drivetrain.plugin import find_metric, flatten
+from drivetrain.plugin.callbacks import find_metric, flatten
 
 if TYPE_CHECKING:
     import optuna

@@ -21,15 +21,11 @@ from drivetrain import (
     RunHandle,
     ScalingConfig,
 )
-from drivetrain.plugin import (
-    Console,
-    ForkServers,
-    LocalRuntime,
-    flatten,
-    merge_arguments,
-    required_runtime,
-    visible_gpus,
-)
+from drivetrain.plugin.backends import visible_gpus
+from drivetrain.plugin.callbacks import Console, flatten
+from drivetrain.plugin.datasets import required_runtime
+from drivetrain.plugin.runtimes import ForkServers, LocalRuntime
+from drivetrain.plugin.trainers import merge_arguments
 from drivetrain_tune.results import last_value, standing
 from drivetrain_tune.search import ActiveTrial, Search, TrialRecord, TuneConfig
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, PluginNotFoundError, StorageError
-from drivetrain.plugin import Storage, find_metric
+from drivetrain.plugin.callbacks import find_metric
+from drivetrain.plugin.storage import Storage
 from drivetrain_tune.results import number_of
 from drivetrain_tune.space import Space, suggest
 

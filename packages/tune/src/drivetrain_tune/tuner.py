@@ -25,18 +25,10 @@ from drivetrain import (
     StorageError,
     TrainingFailedError,
 )
-from drivetrain.plugin import (
-    Console,
-    ForkServers,
-    RunLock,
-    Storage,
-    Trial,
-    check_param_space,
-    locate,
-    open_storage,
-    quick,
-    runs_location,
-)
+from drivetrain.plugin.callbacks import Console, Trial
+from drivetrain.plugin.runtimes import ForkServers
+from drivetrain.plugin.storage import RunLock, Storage, locate, open_storage, quick, runs_location
+from drivetrain.plugin.trainers import check_param_space
 from drivetrain_tune.results import ResultGrid, TrialResult
 from drivetrain_tune.runner import Progress, Runner, Trials
 from drivetrain_tune.search import STATE_FILE, ActiveTrial, Search, TrialRecord, TuneConfig, read_records

@@ -12,15 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drivetrain._base.metrics import flatten, has_metric, reported_metrics
-from drivetrain._storage.checkpoint import checkpoint_in
-from drivetrain._storage.committed import CommittedCheckpoint
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.filesystem import link_error
-from drivetrain._storage.layout import RUN_FILE
-from drivetrain._storage.manifest import read_manifest
-from drivetrain._storage.retention import rank_checkpoints
-from drivetrain.errors import ConfigurationError, StorageError
+from drivetrain import ConfigurationError, StorageError
+from drivetrain.plugin.callbacks import CommittedCheckpoint, flatten, has_metric, reported_metrics
+from drivetrain.plugin.files import RUN_FILE, link_error
+from drivetrain.plugin.storage import Storage, checkpoint_in, rank_checkpoints, read_manifest
 from drivetrain.runs.records import checkpoint_sizes
 from drivetrain_console._commands.output import BAD, OK, Commands, MissingError, add_command, emit, find_run
 from drivetrain_console._views.terminal import amount, bytes_text, moment, table

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from drivetrain._base.metrics import reported_metrics
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.reading import damage_of
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin.callbacks import reported_metrics
+from drivetrain.plugin.reading import damage_of
+from drivetrain.plugin.storage import Storage
 from drivetrain.runs.curves import Curve, CurveReader
 from drivetrain.runs.records import RunRecord, read_run
 from drivetrain_console._commands.output import OK, Commands, MissingError, add_command, emit, find_run

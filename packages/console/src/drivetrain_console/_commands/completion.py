@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
 from drivetrain_console._commands.output import OK, Commands, add_command, emit
 from drivetrain_console._commands.parser import make_parser
 

@@ -20,22 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drivetrain._hooks.finding import Finding
-from drivetrain._plugins.loading import (
+from drivetrain import ConfigurationError, DrivetrainError, PluginError, __version__
+from drivetrain.plugin.backends import Finding, visible_gpus
+from drivetrain.plugin.installed import (
     Plugin,
     check_plugin,
     check_plugins,
     find_damaged_distributions,
     find_unknown_groups,
     install_commands,
+    installed_versions,
     list_plugins,
     missing_runtimes,
 )
-from drivetrain._runtimes.resources import visible_gpus
-from drivetrain._storage.directory import Storage
-from drivetrain._version import __version__
-from drivetrain.errors import ConfigurationError, DrivetrainError, PluginError
-from drivetrain.loggers.versions import installed_versions
+from drivetrain.plugin.storage import Storage
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_storage
 from drivetrain_console._views.terminal import bytes_text, wrapped
 

@@ -7,13 +7,10 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain._base.console import Console
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.lock import RunLock, find_holder
-from drivetrain._storage.manifest import CheckpointManager
-from drivetrain._storage.reading import damage_of
-from drivetrain.config import CheckpointConfig
-from drivetrain.errors import ConfigurationError, RunInUseError, StorageError
+from drivetrain import CheckpointConfig, ConfigurationError, RunInUseError, StorageError
+from drivetrain.plugin.callbacks import Console
+from drivetrain.plugin.reading import damage_of
+from drivetrain.plugin.storage import CheckpointManager, RunLock, Storage, find_holder
 from drivetrain.runs.records import find_runs
 from drivetrain_console._commands.output import OK, Commands, MissingError, add_command, emit, find_storage
 from drivetrain_console._views.terminal import bytes_text, table

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from drivetrain.errors import ConfigurationError, DrivetrainError, PluginError, RunExistsError
+from drivetrain import ConfigurationError, DrivetrainError, PluginError, RunExistsError
 from drivetrain_console._commands.output import BAD, MISSING, USAGE, MissingError, json_text, write
 from drivetrain_console._commands.parser import make_parser
 from drivetrain_console._commands.unknown import explain_unknown

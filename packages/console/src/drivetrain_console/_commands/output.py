@@ -8,12 +8,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from drivetrain._base.printable import printable_text
-from drivetrain._base.redact import redact
-from drivetrain._storage.directory import Storage, runs_location
-from drivetrain._storage.layout import RUN_FILE
-from drivetrain._storage.remote import locate
-from drivetrain.errors import DrivetrainError
+from drivetrain import DrivetrainError
+from drivetrain.plugin.callbacks import printable_text, redact
+from drivetrain.plugin.files import RUN_FILE
+from drivetrain.plugin.storage import Storage, locate, runs_location
 from drivetrain_console._views.page import plain
 
 __all__ = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from drivetrain._base.failure import text_of
-from drivetrain._plugins.loading import list_plugins, load_plugin
-from drivetrain._version import __version__
+from drivetrain import __version__
+from drivetrain.plugin import load_plugin
+from drivetrain.plugin.checks import text_of
+from drivetrain.plugin.installed import list_plugins
 
 __all__ = ["make_parser"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from drivetrain._plugins.known import CORE
-from drivetrain._plugins.loading import API_VERSION, KINDS, Plugin, check_plugins, find_unknown_groups
-from drivetrain._version import __version__
+from drivetrain import __version__
+from drivetrain.plugin import API_VERSION
+from drivetrain.plugin.installed import CORE, KINDS, Plugin, check_plugins, find_unknown_groups
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit
 from drivetrain_console._views.terminal import wrapped
 

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
-from drivetrain._base.failure import behind_exit
-from drivetrain._plugins.loading import load_plugin
-from drivetrain._worker.script import Script, ScriptBackend, package_of
-from drivetrain.errors import ConfigurationError, TrainingFailedError
+from drivetrain import ConfigurationError, TrainingFailedError
+from drivetrain.plugin import load_plugin
+from drivetrain.plugin.sessions import Script, ScriptBackend, behind_exit, package_of
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_run, write
 
 if TYPE_CHECKING:
-    from drivetrain._driver.result import Result
+    from drivetrain import Result
 
 __all__ = ["add_resume", "add_run", "load_target"]
 
@@ -120,8 +119,7 @@ def _add_worker_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from drivetrain._driver.trainer import DataParallelTrainer
-    from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from drivetrain import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 
     function = load_target(arguments.target, arguments.script_arguments, is_module=arguments.module)
     config = _parse_config(arguments.config)
@@ -184,7 +182,7 @@ def add_resume(commands: Commands) -> None:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from drivetrain._driver.restoring import restore
+    from drivetrain import restore
 
     storage = find_run(arguments.run)
     if not storage.is_local and "://" not in arguments.run:

@@ -10,11 +10,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from drivetrain._base.metrics import reported_metrics
-from drivetrain._base.printable import printable
-from drivetrain._base.redact import redact
-from drivetrain._storage.reading import damage_of, is_number
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain.plugin.callbacks import printable, redact, reported_metrics
+from drivetrain.plugin.reading import damage_of, is_number
 from drivetrain.runs.records import RunRecord, find_runs, read_run, summarize_run
 from drivetrain_console._commands.compare import add_compare
 from drivetrain_console._commands.gc import add_gc

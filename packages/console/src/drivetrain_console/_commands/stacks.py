@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from drivetrain._driver.control import ask
-from drivetrain._storage.layout import RUN_FILE
-from drivetrain.errors import StorageError
+from drivetrain import StorageError
+from drivetrain.plugin.drivers import ask
+from drivetrain.plugin.files import RUN_FILE
 from drivetrain_console._commands.output import OK, Commands, add_command, emit, find_run
 
 __all__ = ["add_stacks"]

@@ -7,13 +7,11 @@ import os
 import time
 from collections.abc import Iterator
 
-from drivetrain._base.metrics import reported_metrics
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import result_file
-from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
-from drivetrain._storage.reports import line_too_long, tail_lines
-from drivetrain._worker.output import log_name
-from drivetrain.errors import StorageError
+from drivetrain import StorageError
+from drivetrain.plugin.callbacks import reported_metrics
+from drivetrain.plugin.files import log_name, result_file
+from drivetrain.plugin.reading import MAX_LINE_BYTES, Fields, line_too_long, parse_json, tail_lines
+from drivetrain.plugin.storage import Storage
 from drivetrain.runs.records import read_run
 from drivetrain_console._commands.output import BAD, OK, Commands, MissingError, add_command, find_run, json_text, write
 from drivetrain_console._views.terminal import amount, moment

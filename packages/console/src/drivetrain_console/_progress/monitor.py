@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from drivetrain._base.metrics import reported_metrics
-from drivetrain._hooks.callback import Report
-from drivetrain._storage.layout import checkpoint_name
+from drivetrain.plugin import Report
+from drivetrain.plugin.callbacks import reported_metrics
+from drivetrain.plugin.files import checkpoint_name
 from drivetrain_console._progress.pace import COUNTERS, Pace
 from drivetrain_console._progress.status import MAX_METRICS, Metric, Status, short
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import Run
-    from drivetrain._storage.committed import CommittedCheckpoint
+    from drivetrain.plugin import Run
+    from drivetrain.plugin.callbacks import CommittedCheckpoint
 
 __all__ = ["Checkpoints", "Monitor"]
 

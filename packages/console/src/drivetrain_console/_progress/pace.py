@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from drivetrain._base.metrics import find_metric
-from drivetrain._hooks.callback import Report
+from drivetrain.plugin import Report
+from drivetrain.plugin.callbacks import find_metric
 from drivetrain_console._progress.status import Counter
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import Run
+    from drivetrain.plugin import Run
 
 __all__ = ["COUNTERS", "Pace"]
 

@@ -8,16 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from drivetrain._base.outcome import outcome_of
-from drivetrain._hooks.callback import Callback, Report
-from drivetrain.errors import ConfigurationError
+from drivetrain import Callback, ConfigurationError
+from drivetrain.plugin import Report
+from drivetrain.plugin.callbacks import outcome_of
 from drivetrain_console._progress.monitor import Monitor
 
 if TYPE_CHECKING:
-    from drivetrain._base.console import Console
-    from drivetrain._base.failure import Failure
-    from drivetrain._hooks.context import Run, WorkerInfo
-    from drivetrain._storage.committed import CommittedCheckpoint
+    from drivetrain.plugin import Failure, Run, WorkerInfo
+    from drivetrain.plugin.callbacks import CommittedCheckpoint, Console
 
 __all__ = ["ProgressCallback"]
 

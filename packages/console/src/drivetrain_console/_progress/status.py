@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain._base.metrics import writable
+from drivetrain.plugin.callbacks import writable
 
 __all__ = ["MAX_METRICS", "Counter", "Metric", "Status", "clock", "short"]
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._storage.directory import Storage
+from drivetrain.plugin.storage import Storage
 from drivetrain.runs.curves import Curve, CurveReader, choose_curves
 
 if TYPE_CHECKING:

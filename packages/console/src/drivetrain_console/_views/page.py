@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.reading import damage_of, is_damage
-from drivetrain._version import __version__
-from drivetrain.errors import StorageError
+from drivetrain import StorageError, __version__
+from drivetrain.plugin.reading import damage_of, is_damage
+from drivetrain.plugin.storage import Storage
 from drivetrain.runs.curves import CurveReader
 from drivetrain.runs.records import checkpoint_sizes, read_run, read_usage
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from drivetrain._base.printable import printable
+from drivetrain.plugin.callbacks import printable
 from drivetrain_console._views.terminal import amount, can_print, terminal_width
 
 __all__ = ["plot"]

@@ -25,12 +25,11 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, unquote_to_bytes, urlsplit
 
-from drivetrain._base.printable import printable_text
-from drivetrain._base.redact import redact
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import ERROR_FILE, LOCK_FILE, MANIFEST, RUN_FILE, TIMELINE_FILE, USAGE_FILE
-from drivetrain._storage.reports import rank_files
-from drivetrain.errors import ConfigurationError, StorageError
+from drivetrain import ConfigurationError, StorageError
+from drivetrain.plugin.callbacks import printable_text, redact
+from drivetrain.plugin.files import ERROR_FILE, LOCK_FILE, MANIFEST, RUN_FILE, TIMELINE_FILE, USAGE_FILE
+from drivetrain.plugin.reading import rank_files
+from drivetrain.plugin.storage import Storage
 from drivetrain.runs.curves import CurveReader
 from drivetrain.runs.records import find_runs, summarize_run, unreadable_run
 from drivetrain_console._views.clients import DeadlineReader, LimitedServer

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from drivetrain._base.printable import printable
+from drivetrain.plugin.callbacks import printable
 
 __all__ = [
     "amount",

@@ -230,7 +230,7 @@ def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     backend: object = given.create() if isinstance(given, BackendConfig) else given
     if not isinstance(backend, Backend) and isinstance(given, BackendConfig):
         raise ConfigurationError(
-            f"[DT-607] {type(given).__qualname__}.create(): expected a drivetrain.Backend, got {backend!r}"
+            f"[DT-607] {type(given).__qualname__}.create(): expected a drivetrain.plugin.Backend, got {backend!r}"
         )
     if not isinstance(backend, Backend):
         raise ConfigurationError(

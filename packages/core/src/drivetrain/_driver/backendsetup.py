@@ -39,7 +39,7 @@ _MAX_POLL_S = 1000.0  # the system call accepts no more than 24 days
 
 
 class BackendGroup:
-    """The group as a backend sees it; see :class:`drivetrain.WorkerGroup`.
+    """The group as a backend sees it; see :class:`drivetrain.plugin.backends.WorkerGroup`.
 
     Args:
         group: the group.
@@ -52,11 +52,11 @@ class BackendGroup:
 
     @property
     def workers(self) -> Sequence[WorkerInfo]:
-        """See :attr:`drivetrain.WorkerGroup.workers`."""
+        """See :attr:`drivetrain.plugin.backends.WorkerGroup.workers`."""
         return self._group.workers
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
-        """See :meth:`drivetrain.WorkerGroup.run`."""
+        """See :meth:`drivetrain.plugin.backends.WorkerGroup.run`."""
         return self._group.run(fn, *args, ranks=ranks)
 
 
@@ -106,7 +106,7 @@ class BackendSetup:
         return found
 
     def rejoin(self, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
-        """See :meth:`drivetrain.Backend.rejoin`."""
+        """See :meth:`drivetrain.plugin.Backend.rejoin`."""
         return self._backend.rejoin(self._view, lost)
 
     def _rank_environment(self, worker: WorkerInfo, workers: Sequence[WorkerInfo]) -> dict[str, str]:

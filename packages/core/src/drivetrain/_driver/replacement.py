@@ -42,7 +42,7 @@ class Replacement:
         """Wait until all remaining ranks are ready for the new processes; return False if the replacement fails.
 
         Args:
-            future: done when the remaining ranks are ready; see :meth:`drivetrain.Backend.rejoin`.
+            future: done when the remaining ranks are ready; see :meth:`drivetrain.plugin.Backend.rejoin`.
             timeout_s: the maximum wait in seconds.
         """
         with self._group.woken_by(future):

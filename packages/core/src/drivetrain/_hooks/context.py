@@ -63,7 +63,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptInfo:
-    """Information about an attempt for a backend, as :attr:`drivetrain.WorkerGroup.attempt`.
+    """Information about an attempt for a backend, as :attr:`drivetrain.plugin.backends.WorkerGroup.attempt`.
 
     Attributes:
         number: the number of the attempt: 0 for the first, 1 for the first retry, and so on.

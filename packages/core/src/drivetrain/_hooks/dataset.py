@@ -69,7 +69,7 @@ class SplitRequest:
         node_ids: the ids of the workers' nodes, in the order of the ranks; empty if unknown.
         position: the position in this dataset that the checkpoint to resume from contains; None to start an epoch. The
             train function decides whether to resume from that position: it calls
-            :meth:`DatasetShard.load_state_dict() <drivetrain.DatasetShard.load_state_dict>`.
+            :meth:`DatasetShard.load_state_dict() <drivetrain.plugin.datasets.DatasetShard.load_state_dict>`.
         resources: the cluster resources that the run uses, by name, so that a provider can use the remaining resources
             for reading; empty if unknown.
         options: the ``execution_options`` of :class:`drivetrain.DataConfig`.

@@ -105,9 +105,9 @@ class ProcessValue(Generic[T]):
     """A value that all copies of this object in one process share, such as a server that a backend has started.
 
     A backend is pickled for every call in a worker. A server that a function called by
-    :meth:`WorkerGroup.run() <drivetrain.WorkerGroup.run>` starts would end with its copy of the backend. A
-    ``ProcessValue`` keeps it: it is pickled as its name, and every copy refers to the value of the process in which the
-    copy is.
+    :meth:`WorkerGroup.run() <drivetrain.plugin.backends.WorkerGroup.run>` starts would end with its copy of the
+    backend. A ``ProcessValue`` keeps it: it is pickled as its name, and every copy refers to the value of the process
+    in which the copy is.
 
     Args:
         name: identifies the value in a process. Begin it with the name of your package.

@@ -103,8 +103,8 @@ class DataConfig:
 
         Returns:
             The ``datasets`` argument of :meth:`configure`: a mapping from each name to a
-            :class:`drivetrain.plugin.OpenedDataset`, or to the function that creates the dataset. If a subclass
-            overrides :meth:`configure` but not this method, nothing is opened, and ``datasets`` is returned.
+            :class:`drivetrain.plugin.datasets.OpenedDataset`, or to the function that creates the dataset. If a
+            subclass overrides :meth:`configure` but not this method, nothing is opened, and ``datasets`` is returned.
 
         Raises:
             ConfigurationError: see :meth:`configure`.

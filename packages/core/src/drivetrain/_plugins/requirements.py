@@ -28,7 +28,7 @@ class _Expected(NamedTuple):
 
 
 _EXPECTED = {
-    "backend": _Expected("a drivetrain.BackendConfig class"),
+    "backend": _Expected("a drivetrain.plugin.BackendConfig class"),
     "trainer": _Expected("a drivetrain.DataParallelTrainer class", (("fit", "restore"),), is_created=False),
     "callback": _Expected("a drivetrain.Callback class", is_created=False),
     "dataset": _Expected("a drivetrain.plugin.DatasetProvider class"),
@@ -36,7 +36,10 @@ _EXPECTED = {
     "strategy": _Expected("a drivetrain_torch.ParallelStrategy class", (("wrap",),)),
     "framework": _Expected("a drivetrain.plugin.Framework class"),
     "policy": _Expected(
-        "a drivetrain.FailurePolicy, or a function", (("decide",), ("__call__",)), is_class=False, is_created=False
+        "a drivetrain.plugin.FailurePolicy, or a function",
+        (("decide",), ("__call__",)),
+        is_class=False,
+        is_created=False,
     ),
 }
 _FUNCTION = _Expected("a function", (("__call__",),), is_class=False, is_created=False)
@@ -75,7 +78,7 @@ def _find_wrong_base(loaded: type, kind: str) -> str | None:
     from drivetrain._hooks.framework import Framework
 
     bases: dict[str, tuple[str, tuple[type, ...]]] = {
-        "backend": ("drivetrain.BackendConfig", (BackendConfig, Backend)),
+        "backend": ("drivetrain.plugin.BackendConfig", (BackendConfig, Backend)),
         "callback": ("drivetrain.Callback", (Callback,)),
         "dataset": ("drivetrain.plugin.DatasetProvider", (DatasetProvider,)),
         "framework": ("drivetrain.plugin.Framework", (Framework,)),

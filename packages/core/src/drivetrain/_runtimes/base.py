@@ -47,9 +47,9 @@ class GroupSpec:
     Attributes:
         num_workers: the number of workers.
         scaling: the resources of each worker, and the placement of the workers on nodes.
-        preload: see :class:`~drivetrain.Backend`.
-        warmup: see :class:`~drivetrain.Backend`.
-        preload_environment: see :class:`~drivetrain.Backend`.
+        preload: see :class:`~drivetrain.plugin.Backend`.
+        warmup: see :class:`~drivetrain.plugin.Backend`.
+        preload_environment: see :class:`~drivetrain.plugin.Backend`.
         environment: environment variables that every worker must have before it imports the modules in ``preload``.
         output: the destinations of the workers' output.
         start_timeout_s: seconds within which every worker must start running the train function.

@@ -133,7 +133,7 @@ class ConnectedGroup:
         self._events.append(Draining(tuple(sorted(ranks)), deadline, reason))
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
-        """See :meth:`drivetrain.WorkerGroup.run`."""
+        """See :meth:`drivetrain.plugin.backends.WorkerGroup.run`."""
         selected = range(len(self.workers)) if ranks is None else ranks
         return self.run_each(fn, dict.fromkeys(selected, args))
 

@@ -301,7 +301,7 @@ class LocalGroup(ConnectedGroup):
             self.wait("the processes of ranks {ranks} to start", ranks)
 
     def warm(self) -> None:
-        """Make the server prepare for later groups. See :attr:`~drivetrain.Backend.warmup`."""
+        """Make the server prepare for later groups. See :attr:`~drivetrain.plugin.Backend.warmup`."""
         try:
             self._server.warm(self._spec.warmup, timeout_s=self.remaining_s)
         except OSError:  # the next group needs a new server; this one notices if its workers exit too

@@ -21,10 +21,11 @@ __all__ = ["RemoteGroup"]
 
 
 class RemoteGroup(ConnectedGroup):
-    """A group of processes that called :func:`~drivetrain.plugin.worker_main`, on any number of nodes.
+    """A group of processes that called :func:`~drivetrain.plugin.runtimes.worker_main`, on any number of nodes.
 
     A runtime derives its group class from this class. The runtime starts the processes, waits for their introductions
-    with a :class:`~drivetrain.plugin.WorkerListener`, and then calls :meth:`assign_ranks` and :meth:`set_up`. It calls
+    with a :class:`~drivetrain.plugin.runtimes.WorkerListener`, and then calls :meth:`assign_ranks` and :meth:`set_up`.
+    It calls
     :meth:`note_exit` when a process has exited.
 
     Args:
@@ -63,7 +64,7 @@ class RemoteGroup(ConnectedGroup):
             previous_nodes: the ids of the nodes of the run's previous group, in the order of their ranks. Nodes that
                 are still used keep this order, and new nodes take the places of lost ones.
             other_accelerators: a mapping from the index in a process's introduction to the other accelerators of that
-                process; see :class:`drivetrain.WorkerInfo`.
+                process; see :class:`drivetrain.plugin.WorkerInfo`.
 
         Returns:
             The ids of the nodes, in the order of their ranks.
@@ -147,7 +148,10 @@ class RemoteGroup(ConnectedGroup):
         return self.join_run({rank: replace(self._join(rank, spec), imported_since=self._started) for rank in ranks})
 
     def stack_targets(self, ranks: Sequence[int]) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return, for each node id, the argument of :func:`~drivetrain.plugin.read_stacks`; skip exited processes."""
+        """Return, for each node id, the argument of :func:`~drivetrain.plugin.runtimes.read_stacks`.
+
+        Processes that have exited are left out.
+        """
         targets: dict[str, dict[int, tuple[int, int]]] = {}
         for rank in ranks:
             if rank in self._stacks and not self.has_exited(rank):

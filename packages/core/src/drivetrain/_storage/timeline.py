@@ -77,7 +77,7 @@ class AttemptStarted(TimelineRecord):
 
     Attributes:
         attempt: the number of the attempt. Each driver counts its attempts from 0.
-        workers: for each rank, the fields of its :class:`~drivetrain.WorkerInfo`.
+        workers: for each rank, the fields of its :class:`~drivetrain.plugin.WorkerInfo`.
     """
 
     attempt: int

@@ -82,8 +82,8 @@ class Introduction:
 
     Attributes:
         index: the number that the runtime gave the process.
-        facts: the fields of :class:`drivetrain.WorkerInfo` except for the ranks and the accelerators.
-        details: an object that the runtime passed to :func:`~drivetrain.plugin.worker_main`.
+        facts: the fields of :class:`drivetrain.plugin.WorkerInfo` except for the ranks and the accelerators.
+        details: an object that the runtime passed to :func:`~drivetrain.plugin.runtimes.worker_main`.
         stacks: a descriptor in the worker process. After a request for the process's stacks, they can be read from it.
         connection: the driver's end of the connection.
     """
@@ -202,7 +202,7 @@ class WorkerListener:
 
     @property
     def address(self) -> DriverAddress:
-        """The address for :func:`~drivetrain.plugin.worker_main`."""
+        """The address for :func:`~drivetrain.plugin.runtimes.worker_main`."""
         host, port = self._listener.getsockname()[:2]
         return DriverAddress(host, port, self._token)
 

@@ -45,7 +45,7 @@ class TrainTask:
     Attributes:
         function: the train function and its config.
         backend: the backend, which sets up the framework.
-        rendezvous: this rank's mapping from :meth:`Backend.rendezvous() <drivetrain.Backend.rendezvous>`.
+        rendezvous: this rank's mapping from :meth:`Backend.rendezvous() <drivetrain.plugin.Backend.rendezvous>`.
         context: the return value of ``get_context()``.
         checkpoint: the checkpoint to resume from; None to start from the beginning.
         last_report: the numbers that directly precede those of the task's first report.

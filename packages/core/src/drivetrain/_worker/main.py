@@ -60,7 +60,7 @@ def worker_main(
     exit.
 
     Args:
-        address: the driver's address, from :class:`~drivetrain.plugin.WorkerListener`.
+        address: the driver's address, from :class:`~drivetrain.plugin.runtimes.WorkerListener`.
         index: the number that the runtime gave this process.
         node_id: the id of this node; None for the host name.
         ip: the IP address of this node; None for the local address of the connection to the driver.

@@ -75,7 +75,7 @@ def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
 
 
 def read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    """Return the stacks of worker processes on this node, which must run :func:`~drivetrain.plugin.worker_main`.
+    """Return the stacks of worker processes on this node, which run :func:`~drivetrain.plugin.runtimes.worker_main`.
 
     Args:
         targets: for each rank, the process id and a descriptor number in that process, as

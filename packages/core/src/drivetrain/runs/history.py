@@ -30,7 +30,7 @@ class Attempt:
         began: Unix time in seconds at which all workers of the attempt had started.
         ended: Unix time in seconds at which the attempt ended; None while it runs, or if its end was not recorded. When
             another attempt or driver starts after it, a missing end becomes the time of the last record before that.
-        workers: the worker of each rank, as the fields of :class:`~drivetrain.WorkerInfo`.
+        workers: the worker of each rank, as the fields of :class:`~drivetrain.plugin.WorkerInfo`.
         resumed_from: the iteration from which the attempt resumed; None if it started from the beginning.
         failure: the failure that ended the attempt, in the format of ``error.json``, with ``traceback`` and ``log``;
             None without a failure.

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from itertools import takewhile
 
-from drivetrain import ConfigurationError
-from drivetrain.plugin import Failure, FailureKind
+from drivetrain import ConfigurationError, FailureKind
+from drivetrain.plugin import Failure
 
 __all__ = ["ExponentialBackoff"]
 

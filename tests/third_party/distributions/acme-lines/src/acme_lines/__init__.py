@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import DatasetProvider, SplitRequest
+from drivetrain.plugin import DatasetProvider
+from drivetrain.plugin.datasets import SplitRequest
 
 __all__ = ["LineDatasets", "LineFile"]
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from drivetrain import ResourceError, ScalingConfig, WorkerDiedError
-from drivetrain.plugin import GroupSpec, Introduction, RemoteGroup, Runtime, WorkerInfo, WorkerListener, read_stacks
+from drivetrain.plugin import Runtime, WorkerInfo
+from drivetrain.plugin.runtimes import GroupSpec, Introduction, RemoteGroup, WorkerListener, read_stacks
 
 __all__ = ["ProcessRuntime"]
 

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 
-from drivetrain.plugin import DriverAddress, worker_main
+from drivetrain.plugin.runtimes import DriverAddress, worker_main
 
 
 def main() -> None:

@@ -11,8 +11,9 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-from drivetrain import ConfigurationError
-from drivetrain.plugin import Callback, Failure, Report, Run, flatten, redact
+from drivetrain import Callback, ConfigurationError
+from drivetrain.plugin import Failure, Report, Run
+from drivetrain.plugin.callbacks import flatten, redact
 
 __all__ = ["Webhook"]
 

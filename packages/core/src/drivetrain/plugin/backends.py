@@ -1,0 +1,28 @@
+"""What backends and plugins of frameworks use."""
+
+from drivetrain._hooks.backend import WorkerGroup
+from drivetrain._hooks.context import AttemptInfo
+from drivetrain._hooks.dataset import is_instance_of
+from drivetrain._hooks.finding import Finding, run_python
+from drivetrain._hooks.helpers import (
+    ProcessValue,
+    node_accelerators,
+    reserve_port,
+    temporary_environment,
+    worker_threads,
+)
+from drivetrain._runtimes.resources import visible_gpus
+
+__all__ = [
+    "AttemptInfo",
+    "Finding",
+    "ProcessValue",
+    "WorkerGroup",
+    "is_instance_of",
+    "node_accelerators",
+    "reserve_port",
+    "run_python",
+    "temporary_environment",
+    "visible_gpus",
+    "worker_threads",
+]

@@ -1,0 +1,18 @@
+"""What conformance kits use: the checks that a run makes, and the points at which a driver can be crashed."""
+
+from drivetrain._base.crashpoints import ADDRESS, POINTS
+from drivetrain._base.failure import one_line, text_of
+from drivetrain._driver.callbacks import unknown_hooks
+from drivetrain._driver.policies import make_policy
+from drivetrain._plugins.signatures import find_misspelled_method, find_wrong_method
+
+__all__ = [
+    "ADDRESS",
+    "POINTS",
+    "find_misspelled_method",
+    "find_wrong_method",
+    "make_policy",
+    "one_line",
+    "text_of",
+    "unknown_hooks",
+]

@@ -1,0 +1,16 @@
+"""What programs use that start worker groups themselves, or watch a running driver."""
+
+from drivetrain._base.notebook import as_table
+from drivetrain._driver.control import ask
+from drivetrain._driver.controller import group_spec
+from drivetrain._driver.launch import require_process_state, resolve_runtime
+from drivetrain._hooks.policy import RetryBudget
+
+__all__ = [
+    "RetryBudget",
+    "as_table",
+    "ask",
+    "group_spec",
+    "require_process_state",
+    "resolve_runtime",
+]

@@ -1,0 +1,21 @@
+"""What runs in a worker: the session of a train function, and the requests to end a run."""
+
+from drivetrain._base.failure import behind_exit
+from drivetrain._base.interrupts import Interrupts
+from drivetrain._worker.metrics import plain_metrics
+from drivetrain._worker.script import Script, ScriptBackend, package_of
+from drivetrain._worker.session import Session, active_session, saved_by_all_ranks
+from drivetrain._worker.uploads import UploadRequest
+
+__all__ = [
+    "Interrupts",
+    "Script",
+    "ScriptBackend",
+    "Session",
+    "UploadRequest",
+    "active_session",
+    "behind_exit",
+    "package_of",
+    "plain_metrics",
+    "saved_by_all_ranks",
+]

@@ -1,0 +1,27 @@
+"""Run directories: where they are, what locks them, and the checkpoints in them."""
+
+from drivetrain._storage.checkpoint import checkpoint_in
+from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
+from drivetrain._storage.filesystem import Filesystem, LocalFilesystem
+from drivetrain._storage.lock import RunLock, find_holder
+from drivetrain._storage.manifest import CheckpointManager, delete_checkpoints, read_manifest
+from drivetrain._storage.remote import FsspecFilesystem, locate
+from drivetrain._storage.retention import rank_checkpoints
+
+__all__ = [
+    "CheckpointManager",
+    "Filesystem",
+    "FsspecFilesystem",
+    "LocalFilesystem",
+    "RunLock",
+    "Storage",
+    "checkpoint_in",
+    "delete_checkpoints",
+    "find_holder",
+    "locate",
+    "open_storage",
+    "quick",
+    "rank_checkpoints",
+    "read_manifest",
+    "runs_location",
+]

@@ -1,0 +1,21 @@
+"""What trainers, and systems that run trainers as trials, use."""
+
+from drivetrain._base.pickling import dumps
+from drivetrain._driver.arguments import (
+    TrainerArguments,
+    check_param_space,
+    checked_config,
+    merge_arguments,
+    resolve_backend,
+)
+from drivetrain._driver.trainer import trainable_of
+
+__all__ = [
+    "TrainerArguments",
+    "check_param_space",
+    "checked_config",
+    "dumps",
+    "merge_arguments",
+    "resolve_backend",
+    "trainable_of",
+]
