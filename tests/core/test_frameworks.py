@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from drivetrain._hooks import frameworks
+from drivetrain._plugins import frameworks
 from drivetrain._plugins.frameworks import belongs_to_process, load_frameworks, reseed
 from tests.core.conftest import Install
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
-from drivetrain_launch import CommandRuntime, token
+from drivetrain_launch import CommandRuntime, _token
 from drivetrain_launch._token import TokenFile, read_token
 
 TOKEN = b"canary-of-the-token-of-32-bytes!"
@@ -60,7 +60,7 @@ def test_only_the_owner_can_read_the_file_whatever_the_umask(directory: Path, um
 def test_existing_file_of_someone_else_is_not_used(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    monkeypatch.setattr(token.secrets, "token_hex", lambda _: "guessed")
+    monkeypatch.setattr(_token.secrets, "token_hex", lambda _: "guessed")
     target = tmp_path / "target"
     if other == "file":
         (directory / ".drivetrain-token-guessed").touch()
@@ -83,7 +83,7 @@ def test_file_is_deleted_before_the_train_function_runs_and_is_not_readable_by_o
 
     assert sorted(result.return_value) == ["environment", "mode"]
     assert (directory / "mode").read_text() == "600\n"
-    assert token.TOKEN_VARIABLE not in (directory / "environment").read_text()
+    assert _token.TOKEN_VARIABLE not in (directory / "environment").read_text()
 
 
 def test_file_is_deleted_if_the_workers_do_not_start(fit: Callable[..., Any], directory: Path) -> None:
@@ -101,7 +101,7 @@ def test_missing_directory_is_an_error(fit: Callable[..., Any], directory: Path)
 
 def test_token_leaves_the_environment_of_the_worker(tmp_path: Path) -> None:
     def train() -> str | None:
-        return os.environ.get(token.TOKEN_VARIABLE)
+        return os.environ.get(_token.TOKEN_VARIABLE)
 
     result = DataParallelTrainer(
         train,
@@ -128,7 +128,7 @@ def test_supervisor_reads_only_a_regular_file_and_never_blocks(directory: Path, 
 def test_supervisor_without_a_token_prints_one_line() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "drivetrain_launch", "127.0.0.1", "1", "0"],
-        env={name: value for name, value in os.environ.items() if name != token.TOKEN_VARIABLE},
+        env={name: value for name, value in os.environ.items() if name != _token.TOKEN_VARIABLE},
         capture_output=True,
         text=True,
         check=False,

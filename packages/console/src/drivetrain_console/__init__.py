@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drivetrain_console._commands.main import main
-    from drivetrain_console._commands.output import Commands, add_command, emit, find_run
+    from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_run
     from drivetrain_console._progress.progress import ProgressCallback
     from drivetrain_console._views.figures import plot
     from drivetrain_console._views.page import write_page
 
 __all__ = [
+    "BAD",
+    "OK",
     "Commands",
     "ProgressCallback",
     "add_command",
@@ -27,6 +29,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "BAD": "_commands.output",
+    "OK": "_commands.output",
     "main": "_commands.main",
     "Commands": "_commands.output",
     "add_command": "_commands.output",

@@ -32,14 +32,13 @@ from typing import Any, ClassVar
 import pytest
 
 from drivetrain import Callback, FailureConfig, RunCancelledError, ScalingConfig, TrainingFailedError, report
-from drivetrain.plugin.checks import find_wrong_method, one_line, unknown_hooks
+from drivetrain.plugin.checks import find_wrong_method, interface_of, one_line, unknown_hooks
 from drivetrain.plugin.installed import create_plugin
 from drivetrain.plugin.trainers import dumps
 from drivetrain_testing._checks import check_equal
 from drivetrain_testing._cleanup import assert_nothing_left
 from drivetrain_testing._conformance import check_overrides
 from drivetrain_testing._retriedjob import STEPS, IntendedError, make_trainer, run_two_workers
-from drivetrain_track._tracker import TrackerCallback, find_replaced_hooks
 
 __all__ = ["HOOKS", "CallbackConformance", "check_hooks", "check_pickling"]
 
@@ -174,10 +173,8 @@ def check_hooks(callback: object) -> None:
     """Check that a callback overrides only existing hooks, with parameters that accept the arguments of the hooks."""
     unknown = unknown_hooks(callback)
     assert not unknown, "\n".join(unknown)
-    wrong = find_wrong_method(callback, TrackerCallback if isinstance(callback, TrackerCallback) else Callback)
+    wrong = find_wrong_method(callback, interface_of(callback))
     assert wrong is None, wrong
-    replaced = find_replaced_hooks(callback) if isinstance(callback, TrackerCallback) else []
-    assert not replaced, "\n".join(replaced)
 
 
 def check_pickling(value: object, field: str) -> None:

@@ -28,8 +28,7 @@ import pytest
 from drivetrain.plugin import load_plugin
 from drivetrain.plugin.backends import run_python
 from drivetrain.plugin.checks import one_line
-from drivetrain_console import main
-from drivetrain_console._commands.output import BAD, OK
+from drivetrain_console import BAD, OK, main
 from drivetrain_testing._checks import check_equal
 from drivetrain_testing._conformance import check_overrides
 from drivetrain_testing._retriedjob import run_two_workers

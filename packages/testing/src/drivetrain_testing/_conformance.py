@@ -49,7 +49,7 @@ from drivetrain.plugin import Backend, BackendConfig, WorkerInfo
 from drivetrain.plugin.backends import AttemptInfo
 from drivetrain.plugin.checks import find_misspelled_method
 from drivetrain.plugin.trainers import dumps
-from drivetrain_interactive._trainer import Trainer
+from drivetrain_interactive import Trainer
 from drivetrain_testing import _jobs
 from drivetrain_testing._checks import forget_test_name
 from drivetrain_testing._leftovers import ProcessState

@@ -23,7 +23,7 @@ from packaging.version import Version
 
 from drivetrain import ConfigurationError, __version__
 from drivetrain.plugin.installed import CORE, KINDS, OWN, list_plugins
-from drivetrain_console._commands.output import OK, Commands, add_command, emit
+from drivetrain_console import OK, Commands, add_command, emit
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

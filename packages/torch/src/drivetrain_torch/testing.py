@@ -21,7 +21,7 @@ import pytest
 
 from drivetrain import RunConfig, ScalingConfig, TrainingFailedError, get_context
 from drivetrain.plugin import load_plugin
-from drivetrain_testing import check_overrides
+from drivetrain_testing.kits import check_overrides
 from drivetrain_torch._config import TorchConfig
 from drivetrain_torch._prepare import prepare_model
 from drivetrain_torch._sharded import load_sharded, save_sharded

@@ -35,11 +35,16 @@ import pytest
 
 from drivetrain import FailureConfig, Result
 from drivetrain.plugin.checks import one_line
-from drivetrain_testing._callbacks import check_hooks, check_pickling
-from drivetrain_testing._checks import check_equal
-from drivetrain_testing._cleanup import assert_nothing_left
-from drivetrain_testing._conformance import check_overrides
-from drivetrain_testing._retriedjob import STEPS, make_trainer, run_two_workers
+from drivetrain_testing.kits import (
+    STEPS,
+    assert_nothing_left,
+    check_equal,
+    check_hooks,
+    check_overrides,
+    check_pickling,
+    make_trainer,
+    run_two_workers,
+)
 from drivetrain_track._tracker import TrackerCallback
 
 __all__ = ["TrackerConformance"]
@@ -104,7 +109,10 @@ class TrackerConformance:
         )
 
     def test_hooks_are_spelled_correctly_and_accept_their_arguments(self, tmp_path: Path) -> None:
-        check_hooks(self._make(tmp_path / "service"))
+        tracker = self._make(tmp_path / "service")
+        check_hooks(tracker)
+        replaced = find_replaced_hooks(tracker)
+        assert not replaced, "\n".join(replaced)
 
     def test_can_be_pickled_with_the_configuration_of_the_run(self, tmp_path: Path) -> None:
         check_pickling(self._make(tmp_path / "service"), "RunConfig(callbacks=...)")

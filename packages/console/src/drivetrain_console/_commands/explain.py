@@ -49,7 +49,7 @@ class Explanation:
 
 def load_explanations() -> dict[str, Explanation]:
     """Return all explanations, by error code."""
-    page = resources.files("drivetrain_console").joinpath("errors.md").read_text(encoding="utf-8")
+    page = resources.files("drivetrain_console._commands").joinpath("errors.md").read_text(encoding="utf-8")
     page = re.sub(r"^## .*$", "", page, flags=re.MULTILINE)
     _, *parts = _HEADING.split(page)
     sections = zip(parts[::3], parts[1::3], parts[2::3], strict=True)

@@ -17,7 +17,7 @@ from drivetrain.loggers.jsonfile import JsonLoggerCallback
 from drivetrain.loggers.missing import MissingMetrics
 from drivetrain.loggers.timeline import Timeline
 
-__all__ = ["make_callbacks", "unknown_hooks"]
+__all__ = ["interface_of", "make_callbacks", "unknown_hooks"]
 
 _DISPLAY = "progress"
 """The name of the callback that shows the progress of a run, if it is installed."""
@@ -38,7 +38,7 @@ def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> li
     """
     given = [_make(callback) for callback in config.callbacks]
     for callback in given:
-        if (problem := find_wrong_method(callback, _interface_of(callback))) is not None:
+        if (problem := find_wrong_method(callback, interface_of(callback))) is not None:
             raise PluginBrokenError(f"[DT-602] RunConfig(callbacks=...): {problem}")
         for message in unknown_hooks(callback):
             warnings.warn(message, stacklevel=2)
@@ -59,7 +59,7 @@ def _make(given: object) -> Callback:
     return callback
 
 
-def _interface_of(callback: object) -> type:
+def interface_of(callback: object) -> type:
     """Return the class whose methods a callback implements: its first abstract base class, or ``Callback``."""
     return next((base for base in type(callback).__mro__ if inspect.isabstract(base)), Callback)
 
@@ -79,6 +79,6 @@ def unknown_hooks(callback: object) -> list[str]:
             hint = f" Did you mean {closest[0]!r}?" if closest else f" The hooks are: {', '.join(sorted(hooks))}."
             owner = type(callback).__qualname__
             messages.append(f"{owner}.{name}() is never called, because Callback has no such hook.{hint}")
-    interface = _interface_of(callback)
+    interface = interface_of(callback)
     misspelled = find_misspelled_method(callback, interface) if interface is not Callback else None
     return messages if misspelled is None else [*messages, misspelled]

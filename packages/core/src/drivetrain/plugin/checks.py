@@ -2,7 +2,7 @@
 
 from drivetrain._base.crashpoints import ADDRESS, POINTS
 from drivetrain._base.failure import one_line, text_of
-from drivetrain._driver.callbacks import unknown_hooks
+from drivetrain._driver.callbacks import interface_of, unknown_hooks
 from drivetrain._driver.policies import make_policy
 from drivetrain._plugins.signatures import find_misspelled_method, find_wrong_method
 
@@ -11,6 +11,7 @@ __all__ = [
     "POINTS",
     "find_misspelled_method",
     "find_wrong_method",
+    "interface_of",
     "make_policy",
     "one_line",
     "text_of",

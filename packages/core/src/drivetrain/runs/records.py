@@ -22,7 +22,7 @@ from drivetrain._storage.timeline import read_timeline
 from drivetrain.errors import StorageError
 from drivetrain.runs.history import History
 
-__all__ = ["RunRecord", "find_runs", "read_run", "read_usage", "summarize_run", "unreadable_run"]
+__all__ = ["RunRecord", "checkpoint_sizes", "find_runs", "read_run", "read_usage", "summarize_run", "unreadable_run"]
 
 _MAX_SAMPLES = 400
 _RANK_DIGITS = 10
