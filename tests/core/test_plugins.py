@@ -128,7 +128,7 @@ def test_command_lists_what_every_distribution_provides_and_its_problems(
     problem = shown["broken-plugin"][1]
     assert problem.startswith("  ! backend shaky is broken: [DT-602] the backend 'shaky' of broken-plugin 1.2 ")
     assert shown["drivetrain-core"][0] == f"drivetrain-core {drivetrain.__version__}"
-    assert "  runtime    command, inprocess, local" in shown["drivetrain-core"]
+    assert "  runtime    inprocess, local" in shown["drivetrain-core"]
     assert main(["plugins"]) == 1
     assert capsys.readouterr().out.endswith("\n\n1 problem, marked with !\n")
 

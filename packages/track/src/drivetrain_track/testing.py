@@ -45,7 +45,7 @@ from drivetrain_testing.kits import (
     make_trainer,
     run_two_workers,
 )
-from drivetrain_track._tracker import TrackerCallback
+from drivetrain_track._tracker import TrackerCallback, find_replaced_hooks
 
 __all__ = ["TrackerConformance"]
 
