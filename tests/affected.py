@@ -315,7 +315,11 @@ class Graph:
 
     def _read_entry_points(self, path: str) -> None:
         project = tomllib.loads(self._text(path)).get("project", {})
-        for points in [*project.get("entry-points", {}).values(), project.get("scripts", {})]:
+        own = {path.partition("/src/")[2].partition("/")[0] for path in self.files}
+        groups = project.get("entry-points", {})
+        # Nothing here looks up the entry points of other programs by their names.
+        looked_up = [points for group, points in groups.items() if group.partition(".")[0] in own]
+        for points in [*looked_up, project.get("scripts", {})]:
             for name, target in points.items():
                 self.entry_points[name].append((posixpath.dirname(path), target))
         self._commands |= set(project.get("scripts", {}))

@@ -367,7 +367,7 @@ def test_unknown_name_of_another_package_is_named_with_its_import() -> None:
     with pytest.raises(AttributeError, match=r"'torch'\. Write: from drivetrain_torch import prepare_model"):
         drivetrain.torch.prepare_model  # type: ignore[attr-defined]  # noqa: B018
     for place, names in elsewhere.PLACES.items():
-        package = next(PACKAGES.glob(f"*/src/{place.partition('.')[0]}"))
-        file = package.joinpath(*(place.split(".")[1:] or ["__init__"])).with_suffix(".py")
+        package, _, module = place.partition(".")
+        file = PACKAGES / package / "src" / f"drivetrain_{package}" / f"{module or '__init__'}.py"
         missing = [name for name in names.split() if f'"{name}"' not in file.read_text()]
         assert not missing, f"{place} does not export {missing}"

@@ -457,7 +457,8 @@ class FailureConfig(ShowsFields):
 
     Attributes:
         max_failures: maximum number of retries after failures, not counting preemptions; -1 for no limit. A retry
-            resumes from the latest committed checkpoint.
+            resumes from the latest committed checkpoint. With a limit, a mistake in the code that two attempts in a row
+            make before any report is not retried again.
         fail_fast: True disables retries after failures. ``"raise"`` also makes ``fit()`` raise the root cause instead
             of a :class:`~drivetrain.TrainingFailedError`.
         max_node_failures: number of failures after which a Ray node is avoided. A failure counts if its root cause is

@@ -5,34 +5,43 @@ from __future__ import annotations
 __all__ = ["PLACES", "import_of"]
 
 PLACES = {
-    "drivetrain_torch": (
+    "torch": (
         "prepare_model prepare_data_loader TorchTrainer TorchConfig TorchXLAConfig enable_reproducibility get_device "
         "get_devices"
     ),
-    "drivetrain_lightning": (
+    "lightning": (
         "prepare_trainer RayDDPStrategy RayFSDPStrategy RayDeepSpeedStrategy RayLightningEnvironment "
         "RayTrainReportCallback"
     ),
-    "drivetrain_hf.transformers": "prepare_trainer TransformersTrainer",
-    "drivetrain_hf.accelerate": "AccelerateTrainer",
-    "drivetrain_gbdt.xgboost": "XGBoostTrainer XGBoostConfig",
-    "drivetrain_gbdt.lightgbm": "LightGBMTrainer LightGBMConfig get_network_params",
-    "drivetrain_tf": "TensorflowTrainer TensorflowConfig prepare_dataset_shard",
-    "drivetrain_horovod": "HorovodTrainer HorovodConfig",
-    "drivetrain_jax": "JaxTrainer JaxConfig",
-    "drivetrain_tune": "Tuner",
+    "hf.transformers": "prepare_trainer TransformersTrainer",
+    "hf.accelerate": "AccelerateTrainer",
+    "gbdt.xgboost": "XGBoostTrainer XGBoostConfig",
+    "gbdt.lightgbm": "LightGBMTrainer LightGBMConfig get_network_params",
+    "tf": "TensorflowTrainer TensorflowConfig prepare_dataset_shard",
+    "horovod": "HorovodTrainer HorovodConfig",
+    "jax": "JaxTrainer JaxConfig",
+    "tune": "Tuner",
 }
-"""The names of each module, separated by spaces. The first one is the example for the module itself."""
+"""The names of each module, separated by spaces; the first one is the example for the module itself.
 
-_MODULES = {"huggingface": "drivetrain_hf.transformers", "tensorflow": "drivetrain_tf"}
+The names of the modules lack their prefix, so that a change of a plugin does not select every test.
+"""
+
+_MODULES = {
+    "hf.transformers": "huggingface",
+    "tf": "tensorflow",
+    "gbdt.xgboost": "xgboost",
+    "gbdt.lightgbm": "lightgbm",
+}
 """The modules of ``ray.train`` whose names differ from those of drivetrain's packages."""
 
 
 def import_of(name: str) -> str | None:
     """Return the statement that imports a name, or an example for a module; None if the name is unknown."""
     for place, names in PLACES.items():
+        module = f"drivetrain_{place}"
         if name in names.split():
-            return f"from {place} import {name}"
-        if place in (_MODULES.get(name), f"drivetrain_{name}", f"drivetrain_gbdt.{name}"):
-            return f"from {place} import {names.split()[0]}"
+            return f"from {module} import {name}"
+        if name == _MODULES.get(place, place):
+            return f"from {module} import {names.split()[0]}"
     return None
