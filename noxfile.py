@@ -51,8 +51,8 @@ PACKAGES = [
 # to pass, so that a new release elsewhere cannot break an unrelated change. Raise them deliberately.
 TORCH = "torch==2.13.0"
 RAY = "ray==2.60.0"
-# LightningCLI requires jsonargparse.
-LIGHTNING = ("lightning==2.6.6", "pytorch-lightning==2.6.6", "jsonargparse[signatures]==4.53.0")
+LIGHTNING = ("lightning==2.6.6", "pytorch-lightning==2.6.6")
+LIGHTNING_CLI = "jsonargparse[signatures]==4.53.0"
 LOWEST_LIGHTNING = "lightning==2.5.0"  # the lower bound of packages/lightning
 TRANSFORMERS = "transformers==5.23.0"
 ACCELERATE = "accelerate==1.15.0"
@@ -321,7 +321,7 @@ def dev(session: nox.Session) -> None:
     session.install(
         *BUILD,
         *TEST_DEPENDENCIES,
-        *(TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, DEEPSPEED),
+        *(TORCH, *LIGHTNING, LIGHTNING_CLI, TRANSFORMERS, ACCELERATE, DEEPSPEED),
         *(MYPY, RUFF, "sphinx", "furo", "myst-parser"),
         env=WITHOUT_OPS,
     )
