@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.runs.curves import Curve, CurveReader, choose_curves
+from drivetrain.runs import Curve, CurveReader, choose_curves
 from tests.support import local_storage
 
 

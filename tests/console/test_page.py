@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain import Result
 from drivetrain._storage.layout import USAGE_FILE
-from drivetrain.runs.records import read_run, read_usage
+from drivetrain.runs import RunReader
 from drivetrain_console._views.page import encode, render
 from tests.browser import Browser
 from tests.console.conftest import STEPS
@@ -33,7 +33,7 @@ def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_timeline_has_each_attempt_with_its_end_and_workers(story: Result) -> None:
-    record = read_run(story.storage)
+    record = RunReader(story.storage).record()
 
     kinds = [attempt.failure and attempt.failure["kind"] for attempt in record.history.attempts]
     assert kinds == ["infrastructure", "user error", None]
@@ -80,7 +80,7 @@ def test_resource_usage_is_recorded_and_downsampled(tmp_path: Path) -> None:
     lines = [{"time": float(i), "ranks": {"0": [1.0, 1000 + i, 2], "1": [0.5, 10, 1]}} for i in range(1000)]
     (tmp_path / USAGE_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"time": 3')
 
-    found = read_usage(local_storage(tmp_path))
+    found = RunReader(local_storage(tmp_path)).usage()
 
     assert [one["rank"] for one in found] == [0, 1]
     assert len(found[0]["time"]) <= 400
@@ -93,7 +93,7 @@ def test_killed_run_is_distinguished_from_a_finished_one(own_runs: Path) -> None
     lines = timeline.read_text().splitlines(keepends=True)
     timeline.write_text("".join(lines[:-2]) + '{"time": 1')  # as after a SIGKILL of the driver
 
-    record = read_run(local_storage(own_runs / "story"))
+    record = RunReader(local_storage(own_runs / "story")).record()
 
     assert record.status == "ended"
     assert record.ended is None

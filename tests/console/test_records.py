@@ -15,7 +15,7 @@ from drivetrain._storage.layout import TIMELINE_FILE, USAGE_FILE
 from drivetrain._storage.reports import last_report
 from drivetrain.loggers.usage import UsageRecorder
 from drivetrain.plugin import WorkerInfo
-from drivetrain.runs.records import RunRecord, read_run
+from drivetrain.runs import RunReader, RunRecord
 from tests.support import local_storage, open_pipe
 
 
@@ -36,7 +36,7 @@ def fit(place: Path, steps: list[int], *, error: BaseException | None = None) ->
 
 
 def record(place: Path) -> RunRecord:
-    return read_run(local_storage(place / "run"))
+    return RunReader(local_storage(place / "run")).record()
 
 
 def test_each_driver_appends_its_attempts_and_its_end(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import drivetrain
 from drivetrain import Checkpoint, FailureConfig, FailureKind, TrainContext, TrainingFailedError
 from drivetrain.plugin import Backend
 from drivetrain.plugin.backends import WorkerGroup
-from drivetrain.runs.records import read_run
+from drivetrain.runs import RunReader
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.support import Collector, local_storage, open_pipe, release, wait_for_release
@@ -92,7 +92,7 @@ def test_survivors_keep_running_and_all_ranks_report_together_again(runtime: Run
     assert [(failure.rank, failure.kind) for failure in collector.failures] == [(1, FailureKind.INFRASTRUCTURE)]
     assert collector.failures[0].survived
     assert collector.attempts == 1
-    (attempt,) = read_run(local_storage(Path(result.path))).history.attempts
+    (attempt,) = RunReader(local_storage(Path(result.path))).record().history.attempts
     assert attempt.failure is None
     assert [failure["rank"] for failure in attempt.survived] == [1]
     assert {metrics["pid"] for metrics in collector.metrics_of(0)} == {result.return_value}

@@ -10,7 +10,7 @@ from drivetrain import CheckpointConfig
 from drivetrain._base.metrics import find_metric, flatten, has_metric, reported_metrics
 from drivetrain._storage.retention import rank_checkpoints, retained
 from drivetrain.plugin.callbacks import CommittedCheckpoint
-from drivetrain.runs.curves import CurveReader
+from drivetrain.runs import CurveReader
 from tests.support import local_storage
 
 

@@ -22,7 +22,7 @@ from drivetrain import (
 from drivetrain._base.console import Console
 from drivetrain._base.outcome import RunOutcome, outcome_of
 from drivetrain._worker.output import LineEcho
-from drivetrain.runs.records import read_run
+from drivetrain.runs import RunReader
 from drivetrain_console import ProgressCallback
 from tests.support import PROCESS_LIMIT_S, local_storage
 from tests.terminal import watch
@@ -354,4 +354,4 @@ def test_cancelled_run_is_interrupted_on_the_console_and_in_the_timeline(
     shown = capfd.readouterr().err
     assert re.search(r"interrupted after [\d.]+ s", shown)
     assert "failed after" not in shown
-    assert read_run(local_storage(tmp_path / "run")).status == "interrupted"
+    assert RunReader(local_storage(tmp_path / "run")).record().status == "interrupted"

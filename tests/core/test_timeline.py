@@ -23,7 +23,7 @@ from drivetrain._storage.timeline import (
     append_record,
     read_timeline,
 )
-from drivetrain.runs.history import History
+from drivetrain.runs import History
 from tests.support import local_storage
 
 RECORDS: list[TimelineRecord] = [

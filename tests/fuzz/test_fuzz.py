@@ -13,7 +13,7 @@ import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, FailureConfig, FailureKind, Result, RunConfig, ScalingConfig
-from drivetrain.runs.records import read_run
+from drivetrain.runs import RunReader
 from tests.fuzz.cases import CASES, End
 from tests.support import Collector, local_storage
 
@@ -86,7 +86,7 @@ def check_files(result: Result, *, failed: bool) -> None:
         with run.joinpath("progress.csv").open(newline="") as file:
             rows = list(csv.reader(file))
         assert {len(row) for row in rows} == {len(rows[0])}
-    assert read_run(local_storage(run)).status == ("failed" if failed else "finished")
+    assert RunReader(local_storage(run)).record().status == ("failed" if failed else "finished")
     again = Result.from_path(run)
     assert (again.error is not None) == failed
     for checkpoint, _ in again.best_checkpoints:

@@ -27,8 +27,8 @@ from drivetrain._storage.lock import find_holder
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
 from drivetrain._storage.reading import MAX_VALUES, is_damage, size_limit
 from drivetrain._storage.remote import FsspecFilesystem
+from drivetrain.runs import RunReader
 from drivetrain_console import main
-from drivetrain_console._views import page
 from drivetrain_console._views.page import describe_run
 from tests.security.conftest import ALL_ATTACKS, Command, read_in_python, reading_commands
 from tests.support import local_storage
@@ -387,7 +387,7 @@ def test_page_of_a_run_is_shown_without_a_usage_file_that_cannot_be_read(
 def test_page_of_a_run_is_not_shown_without_a_usage_file_that_the_storage_refuses(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "read_usage", lambda storage: storage.call("read usage.jsonl", deny))
+    monkeypatch.setattr(RunReader, "usage", lambda run: run.storage.call("read usage.jsonl", deny))
     with pytest.raises(StorageError, match=r"\[DT-406\] cannot read usage.jsonl"):
         describe_run(local_storage(place / "hostile"))
 

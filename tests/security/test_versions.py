@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, StorageError
 from drivetrain._storage.layout import VERSION
-from drivetrain.runs.records import read_run
+from drivetrain.runs import RunReader
 from drivetrain_console import main
 from tests.security.stored_run import train
 from tests.support import local_storage
@@ -48,7 +48,7 @@ def test_run_of_format_version_1_can_be_read(run: Path, capsys: pytest.CaptureFi
     assert steps(result) == ["1", "2"]
     for checkpoint, _ in result.best_checkpoints:
         checkpoint.verify()
-    record = read_run(local_storage(run))
+    record = RunReader(local_storage(run)).record()
     assert (record.status, record.iterations, len(record.history.attempts)) == ("finished", 2, 1)
     assert main(["checkpoints", "verify", str(run)]) == 0
     assert capsys.readouterr().out.split() == ["checkpoint_000001", "ok", "second", "ok"]
@@ -74,7 +74,7 @@ def rewrite(file: Path, version: object) -> None:
 
 ENTRIES: dict[str, Callable[[Path], object]] = {
     "Result.from_path": Result.from_path,
-    "read_run": lambda run: read_run(local_storage(run)),
+    "read_run": lambda run: RunReader(local_storage(run)).record(),
     "resume": resume,
     "checkpoints": lambda run: Result.from_path(run).checkpoint,
     "verify": lambda run: [checkpoint.verify() for checkpoint, _ in Result.from_path(run).best_checkpoints],

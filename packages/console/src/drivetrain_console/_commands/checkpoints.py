@@ -16,7 +16,7 @@ from drivetrain import ConfigurationError, StorageError
 from drivetrain.plugin.callbacks import CommittedCheckpoint, flatten, has_metric, reported_metrics
 from drivetrain.plugin.files import RUN_FILE, link_error
 from drivetrain.plugin.storage import Storage, checkpoint_in, rank_checkpoints, read_manifest
-from drivetrain.runs.records import checkpoint_sizes
+from drivetrain.runs import RunReader
 from drivetrain_console._commands.output import BAD, OK, Commands, MissingError, add_command, emit, find_run
 from drivetrain_console._views.terminal import amount, bytes_text, moment, table
 
@@ -75,7 +75,7 @@ def _list(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     checkpoints = []
     for entry in read_manifest(storage):
-        size, files = checkpoint_sizes(storage, entry.name) or (None, None)
+        size, files = RunReader(storage).checkpoint_size(entry.name) or (None, None)
         link = storage.find_link(entry.name)
         checkpoints.append(
             {

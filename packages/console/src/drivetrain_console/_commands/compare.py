@@ -11,8 +11,7 @@ from drivetrain import ConfigurationError
 from drivetrain.plugin.callbacks import reported_metrics
 from drivetrain.plugin.reading import damage_of
 from drivetrain.plugin.storage import Storage
-from drivetrain.runs.curves import Curve, CurveReader
-from drivetrain.runs.records import RunRecord, read_run
+from drivetrain.runs import Curve, CurveReader, RunReader, RunRecord
 from drivetrain_console._commands.output import OK, Commands, MissingError, add_command, emit, find_run
 from drivetrain_console._views.plot import plot
 from drivetrain_console._views.terminal import amount, duration, table
@@ -65,7 +64,7 @@ def _read(storage: Storage) -> _ComparedRun:
     reader = CurveReader(storage)
     reader.update()
     return _ComparedRun(
-        read_run(storage),
+        RunReader(storage).record(),
         {metric: curve for (rank, metric), curve in reader.curves().items() if rank == 0},
     )
 

@@ -11,7 +11,7 @@ from drivetrain import CheckpointConfig, ConfigurationError, RunInUseError, Stor
 from drivetrain.plugin.callbacks import Console
 from drivetrain.plugin.reading import damage_of
 from drivetrain.plugin.storage import CheckpointManager, RunLock, Storage, find_holder
-from drivetrain.runs.records import find_runs
+from drivetrain.runs import readers_in
 from drivetrain_console._commands.output import OK, Commands, MissingError, add_command, emit, find_storage
 from drivetrain_console._views.terminal import bytes_text, table
 
@@ -58,12 +58,12 @@ def _gc(arguments: argparse.Namespace) -> int:
             f"{arguments.keep_last}"
         )
     storage = find_storage(arguments.path)
-    runs = list(find_runs(storage))
+    runs = list(readers_in(storage))
     if not runs:
         raise MissingError(
             f"runs gc: expected a run directory or a directory of runs, but there is no run in {storage.root}"
         )
-    findings = [_inspect(run, arguments.keep_last, delete=arguments.yes) for run in runs]
+    findings = [_inspect(run.storage, arguments.keep_last, delete=arguments.yes) for run in runs]
     deletable = any(finding.deletions for finding in findings)
     data = {
         "deleted": bool(arguments.yes),

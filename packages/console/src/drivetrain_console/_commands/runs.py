@@ -13,7 +13,7 @@ from typing import Any
 from drivetrain import ConfigurationError
 from drivetrain.plugin.callbacks import printable, redact, reported_metrics
 from drivetrain.plugin.reading import damage_of, is_number
-from drivetrain.runs.records import RunRecord, find_runs, read_run, summarize_run
+from drivetrain.runs import RunReader, RunRecord, readers_in
 from drivetrain_console._commands.compare import add_compare
 from drivetrain_console._commands.gc import add_gc
 from drivetrain_console._commands.output import (
@@ -63,7 +63,7 @@ def _list(arguments: argparse.Namespace) -> int:
     storage = find_storage(arguments.path)
     if not storage.list_names()[0] and not storage.exists(""):
         raise MissingError(f"runs list: expected a directory of runs, but {storage.root} does not exist")
-    summaries = sorted((summarize_run(run) for run in find_runs(storage)), key=lambda summary: -summary["began"])
+    summaries = sorted((run.summary() for run in readers_in(storage)), key=lambda summary: -summary["began"])
     if arguments.status:
         summaries = [summary for summary in summaries if summary["status"] == arguments.status]
     emit(arguments, summaries, lambda: _list_text(summaries, storage.root))
@@ -114,7 +114,7 @@ def _add_show(commands: Commands) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     with damage_of(storage.root):
-        record = read_run(storage)
+        record = RunReader(storage).record()
         details, text = record.details(), _show_text(record)
     emit(arguments, details, lambda: text)
     return OK
@@ -212,7 +212,6 @@ def _add_plot(commands: Commands) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> int:
-    from drivetrain.runs.curves import CurveReader, choose_curves
     from drivetrain_console._views.figures import draw_figure
     from drivetrain_console._views.plot import plot
 
@@ -220,10 +219,8 @@ def _plot(arguments: argparse.Namespace) -> int:
     if output is not None and output.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigurationError(f"runs plot -o: expected a .png, .svg or .pdf file, got {output}")
     storage = find_run(arguments.run)
-    reader = CurveReader(storage)
-    reader.update()
     try:
-        panels = choose_curves(reader.curves(), arguments.metric or (), arguments.rank)
+        panels = RunReader(storage).curves(arguments.metric or (), arguments.rank)
     except ValueError as error:
         raise MissingError(f"{error} (run: {storage.root})") from None
     if arguments.json:

@@ -12,7 +12,7 @@ from drivetrain.plugin.callbacks import reported_metrics
 from drivetrain.plugin.files import log_name, result_file
 from drivetrain.plugin.reading import MAX_LINE_BYTES, Fields, line_too_long, parse_json, tail_lines
 from drivetrain.plugin.storage import Storage
-from drivetrain.runs.records import read_run
+from drivetrain.runs import RunReader
 from drivetrain_console._commands.output import BAD, OK, Commands, MissingError, add_command, find_run, json_text, write
 from drivetrain_console._views.terminal import amount, moment
 
@@ -45,7 +45,7 @@ def add_tail(commands: Commands) -> None:
 def _tail(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     name = f"logs/{log_name(arguments.rank)}" if arguments.logs else result_file(arguments.rank)
-    if not storage.exists(name) and not (arguments.follow and read_run(storage).is_live):
+    if not storage.exists(name) and not (arguments.follow and RunReader(storage).record().is_live):
         content = "output" if arguments.logs else "reports"
         raise MissingError(f"runs tail: expected a rank with {content}, but there is no {name} in {storage.root}")
     for line in _follow(storage, name, arguments.lines, arguments.follow, is_log=arguments.logs):
@@ -55,7 +55,7 @@ def _tail(arguments: argparse.Namespace) -> int:
         else:
             text = line.decode(errors="replace")
             write(_report_json(text) if arguments.json else _report_text(text))
-    return BAD if arguments.follow and read_run(storage).status == "failed" else OK
+    return BAD if arguments.follow and RunReader(storage).record().status == "failed" else OK
 
 
 def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bool) -> Iterator[bytes]:
@@ -64,7 +64,7 @@ def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bo
     position = _end_of_complete_lines(storage, name)
     yield from shown
     while follow:
-        is_live = read_run(storage).is_live  # checked before reading, so that the last lines are not missed
+        is_live = RunReader(storage).record().is_live  # checked before reading, so that the last lines are not missed
         start = -1
         while position > start:  # one read may not return all new lines
             start = position

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.plugin.storage import Storage
-from drivetrain.runs.curves import Curve, CurveReader, choose_curves
+from drivetrain.runs import Curve, RunReader
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,9 +33,7 @@ def plot(
         ValueError: none of the ranks reported one of the metrics as a number.
         ModuleNotFoundError: matplotlib is not installed.
     """
-    reader = CurveReader(storage)
-    reader.update()
-    return draw_figure(choose_curves(reader.curves(), metrics, ranks), log=log)
+    return draw_figure(RunReader(storage).curves(metrics, ranks), log=log)
 
 
 def draw_figure(panels: Mapping[str, Mapping[str, Curve]], *, log: bool = False) -> Figure:

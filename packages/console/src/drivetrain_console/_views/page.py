@@ -16,8 +16,7 @@ from typing import Any
 from drivetrain import StorageError, __version__
 from drivetrain.plugin.reading import damage_of, is_damage
 from drivetrain.plugin.storage import Storage
-from drivetrain.runs.curves import CurveReader
-from drivetrain.runs.records import checkpoint_sizes, read_run, read_usage
+from drivetrain.runs import CurveReader, RunReader
 
 __all__ = ["describe_run", "describe_runs", "encode", "plain", "render", "write_page"]
 
@@ -68,11 +67,11 @@ def _describe_run(
     storage: Storage, reader: CurveReader, sizes: dict[str, tuple[int, int] | None], limit_s: float
 ) -> dict[str, Any]:
     read = reader.update(limit_s)
-    details = read_run(storage).details()
+    details = RunReader(storage).record().details()
     for checkpoint in details["checkpoints"]:
         name = checkpoint["name"]
         if name not in sizes:
-            sizes[name] = checkpoint_sizes(storage, name)
+            sizes[name] = RunReader(storage).checkpoint_size(name)
         checkpoint["bytes"], checkpoint["files"] = sizes[name] or (None, None)
     return {
         "kind": "run",
@@ -91,7 +90,7 @@ def _describe_run(
 def _read_usage(storage: Storage) -> list[dict[str, Any]]:
     """Return the resource usage, or nothing if its file is damaged or too large: the page is useful without it."""
     try:
-        return read_usage(storage)
+        return RunReader(storage).usage()
     except StorageError as error:
         if not is_damage(error):
             raise

@@ -30,8 +30,7 @@ from drivetrain.plugin.callbacks import printable_text, redact
 from drivetrain.plugin.files import ERROR_FILE, LOCK_FILE, MANIFEST, RUN_FILE, TIMELINE_FILE, USAGE_FILE
 from drivetrain.plugin.reading import rank_files
 from drivetrain.plugin.storage import Storage
-from drivetrain.runs.curves import CurveReader
-from drivetrain.runs.records import find_runs, summarize_run, unreadable_run
+from drivetrain.runs import CurveReader, RunReader, readers_in
 from drivetrain_console._views.clients import DeadlineReader, LimitedServer
 from drivetrain_console._views.page import describe_run, describe_runs, encode, render
 
@@ -149,7 +148,7 @@ class _Pages:
         self._rows: dict[str, _Row] = {}
 
     def names(self) -> dict[str, Storage]:
-        return {run.root.rstrip("/").rpartition("/")[2]: run for run in find_runs(self.storage)}
+        return {run.directory_name: run.storage for run in readers_in(self.storage)}
 
     def run(self, name: str) -> _RunView | None:
         if name not in self._views:
@@ -192,7 +191,7 @@ class _Row:
     def read(self) -> dict[str, Any]:
         """Return the summary of the run, or the previous summary while another thread reads the run."""
         if not self._lock.acquire(timeout=0 if self._summary else _ROW_WAIT_S):
-            return self._summary or unreadable_run(self._storage, "reading it takes too long")
+            return self._summary or RunReader(self._storage).unreadable("reading it takes too long")
         try:
             started = time.monotonic()
             if self._summary and started < self._next_read_at:
@@ -200,7 +199,7 @@ class _Row:
             state = _state(self._storage)
             # A live run may have been killed, which does not change any file.
             if not self._summary or self.state != state or self._summary["status"] in _LIVE:
-                self._summary, self.state = summarize_run(self._storage), state
+                self._summary, self.state = RunReader(self._storage).summary(), state
                 ended = time.monotonic()
                 self._next_read_at = ended + _SLOWDOWN * (ended - started)
             return self._summary

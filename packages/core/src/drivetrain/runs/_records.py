@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,9 +19,9 @@ from drivetrain._storage.reading import Fields, damage_of, is_number
 from drivetrain._storage.reports import last_activity, last_report, read_lines
 from drivetrain._storage.timeline import read_timeline
 from drivetrain.errors import StorageError
-from drivetrain.runs.history import History
+from drivetrain.runs._history import History
 
-__all__ = ["RunRecord", "checkpoint_sizes", "find_runs", "read_run", "read_usage", "summarize_run", "unreadable_run"]
+__all__ = ["RunRecord", "checkpoint_sizes", "read_run", "read_usage", "summarize_run", "unreadable_run"]
 
 _MAX_SAMPLES = 400
 _RANK_DIGITS = 10
@@ -137,21 +136,6 @@ class RunRecord:
             "dropped_checkpoints": self.deleted_checkpoints,
             "failure": self.error,
         }
-
-
-def find_runs(directory: Storage) -> Iterator[Storage]:
-    """Yield the run directories in a directory, sorted by name; or the directory itself if it is a run directory."""
-    if directory.exists(RUN_FILE):
-        yield directory
-        return
-    for name in directory.list_names()[0]:
-        try:
-            path = directory.path(name)
-        except StorageError:  # a bucket can contain an object with ".." in its name
-            continue
-        run = Storage(directory.filesystem, path, directory.limits)
-        if run.exists(RUN_FILE):
-            yield run
 
 
 def read_run(storage: Storage) -> RunRecord:
