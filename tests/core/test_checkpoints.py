@@ -157,6 +157,50 @@ def test_damaged_or_deleted_manifest_is_reported_and_rebuilt_from_verified_check
     assert "recovered 2 checkpoints from the lists of files in their directories (newest: " in warnings[0]
 
 
+def test_checkpoint_with_a_listing_is_not_committed_before_the_first_manifest_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = local_storage(tmp_path)
+    manager = CheckpointManager(storage)
+    manager.create_manifest()
+    monkeypatch.setattr(manager._manifest, "replace", lambda entries: None)  # as if the driver was killed
+    commit(manager, storage, 1)
+    warnings: list[str] = []
+
+    reopened = CheckpointManager(storage, warn=warnings.append)
+
+    assert (reopened.committed, warnings) == ([], [])
+    assert reopened.sweep() == (["checkpoint_000001"], 1)
+
+
+@pytest.mark.parametrize("name", ["checkpoint_000001/weights.txt", "result.json", "result_rank_1.json"])
+def test_run_without_a_manifest_is_damaged_unless_it_is_new(tmp_path: Path, name: str) -> None:
+    storage = local_storage(tmp_path)
+    for new in ("run.json", "artifacts/file", "my_checkpoint/weights.txt"):
+        storage.write_bytes(new, b"{}")
+    warnings: list[str] = []
+    assert (read_manifest(storage, warnings.append), warnings) == ([], [])
+    storage.write_bytes(name, b"{}")
+
+    manager = CheckpointManager(storage, warn=warnings.append)
+    manager.create_manifest()
+
+    assert len(warnings) == 1
+    assert "manifest.json is missing: recovered 0 checkpoints" in warnings[0]
+    assert (read_manifest(storage, warnings.append), len(warnings)) == ([], 1)
+
+
+def test_recovered_manifest_is_written_again(tmp_path: Path) -> None:
+    storage = local_storage(tmp_path)
+    manager = CheckpointManager(storage)
+    entry = commit(manager, storage, 1)
+    storage.write_bytes("manifest.json", b"{")
+    CheckpointManager(storage).create_manifest()
+    (tmp_path / entry.name / ".checkpoint.json").unlink()  # the manifest does not need it
+
+    assert read_manifest(storage) == [entry]
+
+
 def test_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b'{"version": 99, "checkpoints": []}')
 

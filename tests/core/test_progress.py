@@ -58,7 +58,7 @@ def train(config):
             if step == 15:  # the first checkpoint is committed while the panel is visible
                 manifest = pathlib.Path(drivetrain.get_context().get_run_dir(), "manifest.json")
                 deadline = time.monotonic() + 20
-                while not manifest.exists() and time.monotonic() < deadline:
+                while "checkpoint_" not in manifest.read_text() and time.monotonic() < deadline:
                     time.sleep(0.02)
                 wait_until_seen("checkpoint")
         print(f"epoch {epoch} is done")

@@ -66,7 +66,7 @@ def place(good_run: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     """Runs the command in this process, in a directory of its own, and requires a documented exit code."""
-    monkeypatch.setattr("drivetrain_console.make_parser", cached_parser)
+    monkeypatch.setattr("drivetrain_console._commands.main.make_parser", cached_parser)
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.chdir(tmp_path)
 

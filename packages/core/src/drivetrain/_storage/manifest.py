@@ -7,8 +7,9 @@ not in the manifest is not committed, and its files are deleted before the next 
 out the checkpoints that retention drops. A thread deletes the files of these checkpoints later, once it has flushed the
 new checkpoint to the disk.
 
-The listing in a checkpoint's directory contains the checkpoint's manifest entry. So a lost manifest is recreated from
-the directories whose files are complete.
+**A missing manifest is damage.** The manifest is the first file of a new run, and empty until the first commit. So a
+directory without a manifest is new or has lost it. The listing in a checkpoint's directory contains the checkpoint's
+manifest entry, so a lost manifest is recreated from the directories whose files are complete.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from drivetrain._base.crashpoints import reach
@@ -31,6 +33,7 @@ from drivetrain._storage.layout import (
     LISTING_FILE,
     MANIFEST,
     PENDING,
+    RESULT_FILE_PATTERN,
     VERSION,
     announced_name,
     announcement_name,
@@ -61,6 +64,66 @@ class _Leftovers(NamedTuple):
     drafts: list[str]
 
 
+class _Manifest:
+    """The file ``manifest.json`` of a run.
+
+    Args:
+        storage: the run directory.
+        warn: called with a message if the manifest is damaged or missing.
+
+    Attributes:
+        entries: the committed checkpoints, oldest first.
+    """
+
+    def __init__(self, storage: Storage, warn: Callable[[str], None]) -> None:
+        self._storage = storage
+        self.entries, self._is_intact = _read(storage, warn)
+        self._unconfirmed: list[CommittedCheckpoint] | None = None
+        """The entries of a manifest whose write has raised an exception; None if the last write succeeded."""
+        self._lines: dict[str, tuple[CommittedCheckpoint, str]] = {}
+        """The entries as JSON, by name, so that a commit encodes only the new one."""
+
+    def create(self) -> None:
+        """Write the manifest of a new run, or the recovered manifest of a damaged one."""
+        if not self._is_intact:
+            # An empty manifest is not worth a flush to the disk: after a power failure, it would only be recreated.
+            self._write(self.entries, durable=bool(self.entries))
+
+    def replace(self, entries: list[CommittedCheckpoint]) -> None:
+        """Replace the manifest atomically, which is the commit."""
+        self._unconfirmed = entries
+        reach("before manifest write")
+        self._write(entries)
+        reach("after manifest write")
+        self.entries, self._unconfirmed = entries, None
+
+    def confirm(self) -> None:
+        """Find out whether a write of the manifest that raised an exception has taken effect.
+
+        The storage may have replaced the file although it reported an error, for example after a lost connection.
+
+        Raises:
+            StorageError: the manifest cannot be read.
+        """
+        if self._unconfirmed is not None:
+            names = [entry.name for entry in self._unconfirmed]
+            if [entry.name for entry in read_manifest(self._storage)] == names:
+                self.entries = self._unconfirmed
+            self._unconfirmed = None
+
+    def _write(self, entries: Sequence[CommittedCheckpoint], *, durable: bool = True) -> None:
+        lines = {}
+        for entry in entries:
+            known, line = self._lines.get(entry.name, (None, ""))
+            lines[entry.name] = (entry, line if known is entry else json.dumps(asdict(entry)))
+        self._lines = lines
+        body = ",\n".join(line for _, line in lines.values())
+        manifest = f'{{"version": {VERSION}, "checkpoints": [\n{body}\n]}}\n'
+        midway = partial(reach, "during manifest write")
+        self._storage.write_bytes(MANIFEST, manifest.encode(), durable=durable, midway=midway)
+        self._is_intact = True
+
+
 class CheckpointManager:
     """The committed checkpoints of a run.
 
@@ -70,9 +133,6 @@ class CheckpointManager:
         metadata: the trainer's metadata, which is stored with every checkpoint.
         warn: called with a message if a checkpoint or the manifest is damaged, or if a checkpoint cannot be deleted.
         before_commit: called before each commit. If it raises an exception, nothing is committed.
-
-    Attributes:
-        committed: the entries of the manifest, oldest first.
     """
 
     def __init__(
@@ -88,14 +148,20 @@ class CheckpointManager:
         self._config = config or CheckpointConfig()
         self._metadata = dict(metadata or {})
         self._warn = warn
-        self.committed: list[CommittedCheckpoint] = read_manifest(storage, warn)
-        self._unconfirmed: list[CommittedCheckpoint] | None = None
-        """The entries of a manifest whose write has raised an exception; None if the last write succeeded."""
+        self._manifest = _Manifest(storage, warn)
         self._withdrawn: dict[str, CommittedCheckpoint] = {}
-        self._encoded_entries: dict[str, str] = {}
         self._damaged: set[str] = set()
         self._has_warned_of_conflicts = False
         self._janitor = Janitor(storage, warn)
+
+    def create_manifest(self) -> None:
+        """Write the manifest if it is missing or damaged. From then on, it alone says what is committed."""
+        self._manifest.create()
+
+    @property
+    def committed(self) -> list[CommittedCheckpoint]:
+        """The entries of the manifest, oldest first."""
+        return self._manifest.entries
 
     @property
     def latest(self) -> CommittedCheckpoint | None:
@@ -194,12 +260,10 @@ class CheckpointManager:
             ordinal=max((entry.ordinal for entry in [*self.committed, *self._withdrawn.values()]), default=0) + 1,
         )
         entry = replace(entry, metrics=dict(metrics), world_size=world_size, ranks=tuple(ranks))
-        self._before_commit()  # before the listing: if the manifest is missing, a listing counts as a commit
         listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(immutable_files(merged).items()))}
         self._storage.write_bytes(f"{name}/{LISTING_FILE}", json.dumps(listing).encode(), durable=False)
         self._withdrawn.pop(name, None)
         self._damaged.discard(name)
-        self._encoded_entries.pop(name, None)
         others = [other for other in self.committed if other.name != name]
         entries = sorted([*others, entry], key=lambda entry: entry.index)
         kept = retained(entries, self._config, self._is_protected)
@@ -237,29 +301,9 @@ class CheckpointManager:
         """Replace the manifest by one with the kept entries, and schedule the deletion of the dropped checkpoints."""
         self._announce(dropped)
         self._before_commit()
-        self._unconfirmed = kept
-        reach("before manifest write")
-        self._write_manifest(kept)
-        reach("after manifest write")
-        self.committed, self._unconfirmed = kept, None
+        self._manifest.replace(kept)
         if dropped:
-            for old in dropped:
-                self._encoded_entries.pop(old.name, None)
             self._janitor.submit(self.last_name, [old.name for old in dropped])
-
-    def _confirm(self) -> None:
-        """Find out whether a write of the manifest that raised an exception has taken effect.
-
-        The storage may have replaced the file although it reported an error, for example after a lost connection.
-
-        Raises:
-            StorageError: the manifest cannot be read.
-        """
-        if self._unconfirmed is not None:
-            names = [entry.name for entry in self._unconfirmed]
-            if [entry.name for entry in read_manifest(self._storage)] == names:
-                self.committed = self._unconfirmed
-            self._unconfirmed = None
 
     def _find_leftovers(self) -> _Leftovers:
         names = {entry.name for entry in self.committed}
@@ -288,7 +332,7 @@ class CheckpointManager:
             0. New reports must not use this index, because a worker on a lost node may still be writing to the
             directory with this index.
         """
-        self._confirm()
+        self._manifest.confirm()
         self._withdrawn.clear()
         self._janitor.wait()
         orphans, announced, drafts = self._find_leftovers()
@@ -330,7 +374,7 @@ class CheckpointManager:
         A checkpoint that a worker was reading at the last commit, because it resumed from it, is dropped now.
         """
         try:
-            self._confirm()
+            self._manifest.confirm()
             self.drop(self.droppable(self._config))
         except StorageError as error:
             self._warn(f"cannot drop checkpoints at the end of the run: {error}")
@@ -347,14 +391,6 @@ class CheckpointManager:
         if data is None:
             raise StorageError(f"[DT-413] {where}: expected the list of a checkpoint's files, which does not exist")
         return parse_listing(data, where)[0]
-
-    def _write_manifest(self, entries: Sequence[CommittedCheckpoint]) -> None:
-        for entry in entries:
-            if entry.name not in self._encoded_entries:
-                self._encoded_entries[entry.name] = json.dumps(asdict(entry))
-        body = ",\n".join(self._encoded_entries[entry.name] for entry in entries)
-        manifest = f'{{"version": {VERSION}, "checkpoints": [\n{body}\n]}}\n'
-        self._storage.write_bytes(MANIFEST, manifest.encode(), midway=lambda: reach("during manifest write"))
 
 
 def _conflict_warning(name: str, conflicts: Mapping[str, Sequence[int]]) -> str:
@@ -374,11 +410,17 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
 
     Args:
         storage: the run directory.
-        warn: called with a message if the manifest is damaged, or if it is missing although there are checkpoints.
+        warn: called with a message if the manifest is damaged, or if it is missing although there are reports or
+            checkpoints.
 
     Raises:
         StorageError: a newer drivetrain wrote the manifest, or the storage cannot be read.
     """
+    return _read(storage, warn)[0]
+
+
+def _read(storage: Storage, warn: Callable[[str], None]) -> tuple[list[CommittedCheckpoint], bool]:
+    """Return the committed checkpoints as :func:`read_manifest` does, and whether the manifest is intact."""
     data = storage.read_bytes(MANIFEST)
     where = storage.path(MANIFEST)
     damage = "is missing"
@@ -393,29 +435,29 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
             damage = f"is damaged ({str(error).removeprefix('[DT-413] ').removeprefix(where).lstrip(': ')})"
         check_version(version, where)
         if not damage:
-            return found
-    found = _recover_entries(storage)
-    if found or data is not None:
+            return found, True
+    directories, files = storage.list_names()
+    found = _recover_entries(storage, directories)
+    is_used = found or any(map(CHECKPOINT_NAME_PATTERN.fullmatch, directories))
+    if data is not None or is_used or any(map(RESULT_FILE_PATTERN.fullmatch, files)):
         names = ", ".join(entry.name for entry in found[-3:]) or "none"
         warn(
             f"{where} {damage}: recovered {len(found)} checkpoints from the lists of files in their directories "
             f"(newest: {names})"
         )
-    return found
+    return found, False
 
 
 def delete_checkpoints(storage: Storage) -> None:
-    """Delete the manifest and all checkpoints, committed or not, of a run that no driver works on."""
+    """Delete all checkpoints, committed or not, of a run that no driver works on. Its manifest is empty then."""
     checkpoints = CheckpointManager(storage)
+    checkpoints.withdraw([entry.name for entry in checkpoints.committed])
     checkpoints.sweep()
-    storage.delete(MANIFEST)
-    for entry in checkpoints.committed:
-        storage.delete(entry.name)
 
 
-def _recover_entries(storage: Storage) -> list[CommittedCheckpoint]:
+def _recover_entries(storage: Storage, directories: Sequence[str]) -> list[CommittedCheckpoint]:
     found = []
-    for name in storage.list_names()[0]:
+    for name in directories:
         try:
             data = storage.read_bytes(f"{name}/{LISTING_FILE}")
             if data is None:

@@ -138,6 +138,7 @@ def open_run(
             console.print(f"{name}: {line}", error=True)
 
         checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, warn, before_commit)
+        checkpoints.create_manifest()  # before the other files, so a run without a manifest has always lost it
         last_index = 0
         if exists:
             pull()
