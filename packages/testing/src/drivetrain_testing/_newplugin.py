@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from packaging.version import Version
 
 from drivetrain import ConfigurationError, __version__
+from drivetrain.plugin.checks import closest
 from drivetrain.plugin.installed import CORE, KINDS, OWN, list_plugins
 from drivetrain_console import OK, Commands, add_command, emit
 
@@ -108,10 +109,8 @@ def add_new_plugin(commands: Commands) -> None:
 
 def _kind(given: str) -> str:
     if given not in SCAFFOLDS:
-        import difflib  # rarely needed, and slow to import
-
-        closest = difflib.get_close_matches(given, SCAFFOLDS, n=1, cutoff=0.5)
-        hint = f". Did you mean {closest[0]!r}?" if closest else ""
+        meant = closest(given, SCAFFOLDS, similarity=0.5)
+        hint = f". Did you mean {meant!r}?" if meant else ""
         raise argparse.ArgumentTypeError(f"expected one of {', '.join(SCAFFOLDS)}, got {given!r}{hint}")
     return given
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import cast
 
+from drivetrain._base.closest import closest
 from drivetrain._hooks.callback import Callback
 from drivetrain._plugins.loading import create_plugin, installed_plugins, load_plugin
 from drivetrain._plugins.signatures import find_misspelled_method, find_wrong_method
@@ -73,10 +74,8 @@ def unknown_hooks(callback: object) -> list[str]:
     messages = []
     for name in dir(type(callback)):
         if name.startswith("on_") and name not in hooks and callable(getattr(type(callback), name)):
-            import difflib  # rarely needed, and slow to import
-
-            closest = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
-            hint = f" Did you mean {closest[0]!r}?" if closest else f" The hooks are: {', '.join(sorted(hooks))}."
+            meant = closest(name, hooks, similarity=0.85)
+            hint = f" Did you mean {meant!r}?" if meant else f" The hooks are: {', '.join(sorted(hooks))}."
             owner = type(callback).__qualname__
             messages.append(f"{owner}.{name}() is never called, because Callback has no such hook.{hint}")
     interface = interface_of(callback)

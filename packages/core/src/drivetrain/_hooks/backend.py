@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from drivetrain._base.closest import closest
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.context import AttemptInfo, TrainContext, WorkerInfo
 from drivetrain._hooks.finding import Finding
@@ -198,10 +199,8 @@ class BackendConfig:
         if type(self) is BackendConfig:
             return NoBackend()
         methods = [name for name in dir(type(self)) if callable(getattr(type(self), name)) and name != "create"]
-        import difflib  # rarely needed, and slow to import
-
-        closest = difflib.get_close_matches("create", methods, n=1)
-        hint = f" Did you mean {closest[0]!r}?" if closest else ""
+        meant = closest("create", methods)
+        hint = f" Did you mean {meant!r}?" if meant else ""
         raise ConfigurationError(
             f"[DT-607] {type(self).__qualname__}: expected a method create() that returns the backend, got none.{hint}"
         )

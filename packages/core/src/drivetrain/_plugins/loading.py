@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain._base.closest import closest
 from drivetrain._base.failure import one_line, text_of, type_name
 from drivetrain._plugins.known import CORE, EXTRAS
 from drivetrain._plugins.requirements import find_problem
@@ -195,15 +196,13 @@ class UnknownGroup(NamedTuple):
 
 def find_unknown_groups() -> list[UnknownGroup]:
     """Return the groups that begin with ``drivetrain.`` or look like misspelled versions of ours."""
-    import difflib
-
     found = set()
     for distribution, points in _readable_distributions():
         for group in {point.group for point in points} - set(KINDS.values()):
             normalized = group.lower().replace("-", ".").replace("_", ".").replace(":", ".")
-            closest = difflib.get_close_matches(normalized, KINDS.values(), n=1, cutoff=0.85)
-            if closest or group.startswith("drivetrain."):
-                advice = f"Did you mean {closest[0]!r}?" if closest else f"Groups: {', '.join(KINDS.values())}"
+            meant = closest(normalized, KINDS.values(), similarity=0.85)
+            if meant or group.startswith("drivetrain."):
+                advice = f"Did you mean {meant!r}?" if meant else f"Groups: {', '.join(KINDS.values())}"
                 names = tuple(sorted(point.name for point in points if point.group == group))
                 owner, _ = _owner(distribution) or ("a damaged distribution", "")
                 found.add(UnknownGroup(owner, group, names, advice))
@@ -416,14 +415,12 @@ def load_single_plugin(kind: str, *, hint: str) -> Any:
 
 
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
-    import difflib  # rarely needed, and slow to import
-
     names = ", ".join(repr(plugin.name) for plugin in installed) or "none"
     message = f"[DT-601] no {kind} {name!r} is installed. Installed: {names}"
     if (extra := _extra_of(name)) is not None:
         return f'{message}. Run: pip install "drivetrain[{extra}]"'
-    if closest := difflib.get_close_matches(name, [plugin.name for plugin in installed], n=1):
-        message += f". Did you mean {closest[0]!r}?"
+    if meant := closest(name, [plugin.name for plugin in installed]):
+        message += f". Did you mean {meant!r}?"
     for group in find_unknown_groups():
         if name in group.plugins:
             message += (

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from drivetrain._base.closest import closest
 from drivetrain._base.failure import one_line
 
 __all__ = ["find_problem"]
@@ -174,10 +175,8 @@ def _methods(names: Sequence[str]) -> str:
 
 def _hint(loaded: Any, missing: Sequence[str]) -> str:
     """Name the method that may be a misspelled version of a missing one."""
-    import difflib  # rarely needed, and slow to import
-
     own = [name for name in dir(loaded) if not name.startswith("_") and name not in missing]
-    pairs = [(name, close[0]) for name in missing if (close := difflib.get_close_matches(name, own, n=1, cutoff=0.75))]
+    pairs = [(name, found) for name in missing if (found := closest(name, own, similarity=0.75))]
     return "".join(f". Is {found}() meant to be {name}()?" for name, found in pairs[:1])
 
 

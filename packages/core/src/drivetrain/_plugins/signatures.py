@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from drivetrain._base.closest import closest
+
 __all__ = ["find_misspelled_method", "find_wrong_function", "find_wrong_method"]
 
 _MIN_SIMILARITY = 0.8  # a plugin may have further methods of its own
@@ -39,14 +41,10 @@ def find_misspelled_method(plugin: object, interface: type) -> str | None:
     kind = type(plugin)
     own = [name for name in dir(kind) if not name.startswith("_") and inspect.isroutine(getattr(kind, name))]
     further = [name for name in own if not hasattr(interface, name)]
-    if not further:
-        return None
-    import difflib  # rarely needed, and slow to import
-
     inherited = [name for name in own if getattr(kind, name) == getattr(interface, name, None)]
     for name in further:
-        if closest := difflib.get_close_matches(name, inherited, n=1, cutoff=_MIN_SIMILARITY):
-            return f"{kind.__qualname__}.{name}() is never called. Did you mean {closest[0]}()?"
+        if meant := closest(name, inherited, similarity=_MIN_SIMILARITY):
+            return f"{kind.__qualname__}.{name}() is never called. Did you mean {meant}()?"
     return None
 
 

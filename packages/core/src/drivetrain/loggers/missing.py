@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from drivetrain._base.closest import closest
 from drivetrain._base.metrics import AUTOMATIC, flatten, has_metric, reported_metrics
 from drivetrain._hooks.callback import Callback, Report
 
@@ -65,10 +66,8 @@ class MissingMetrics(Callback):
     def _warn(self, run: Run, names: Sequence[str], problem: str) -> None:
         for name in names:
             option = self._missing.pop(name)
-            import difflib  # rarely needed, and slow to import
-
-            closest = difflib.get_close_matches(name, self._reported, n=1)
+            meant = closest(name, self._reported)
             known = sorted(self._reported)
             shown = ", ".join(map(repr, known[:_MAX_NAMES])) + (", ..." if len(known) > _MAX_NAMES else "")
-            hint = f"Did you mean {closest[0]!r}?" if closest else f"Reported: {shown or 'nothing'}"
+            hint = f"Did you mean {meant!r}?" if meant else f"Reported: {shown or 'nothing'}"
             run.console.print(f"{run.name}: {option}: {problem} {name!r}. {hint}", error=True)

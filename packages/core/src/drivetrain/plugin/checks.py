@@ -1,5 +1,6 @@
 """What conformance kits use: the checks that a run makes, and the points at which a driver can be crashed."""
 
+from drivetrain._base.closest import closest
 from drivetrain._base.crashpoints import ADDRESS, POINTS
 from drivetrain._base.failure import one_line, text_of
 from drivetrain._driver.callbacks import interface_of, unknown_hooks
@@ -9,6 +10,7 @@ from drivetrain._plugins.signatures import find_misspelled_method, find_wrong_me
 __all__ = [
     "ADDRESS",
     "POINTS",
+    "closest",
     "find_misspelled_method",
     "find_wrong_method",
     "interface_of",
