@@ -10,7 +10,7 @@ import pytest
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from drivetrain._base.console import Console
-from drivetrain._worker.output import LineEcho, tail_log
+from drivetrain._runtimes.output import LineEcho, tail_log
 from tests.support import DEADLINE_S
 from tests.terminal import terminal
 

@@ -21,7 +21,7 @@ from drivetrain import (
 )
 from drivetrain._base.console import Console
 from drivetrain._base.outcome import RunOutcome, outcome_of
-from drivetrain._worker.output import LineEcho
+from drivetrain._runtimes.output import LineEcho
 from drivetrain.runs import RunReader
 from drivetrain_console import ProgressCallback
 from tests.support import PROCESS_LIMIT_S, local_storage

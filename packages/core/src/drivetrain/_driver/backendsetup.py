@@ -21,7 +21,7 @@ from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.context import AttemptInfo, WorkerInfo
 from drivetrain._runtimes.base import Group
-from drivetrain._worker.stacks import own_stacks
+from drivetrain._runtimes.stacks import own_stacks
 from drivetrain.config import ScalingConfig
 from drivetrain.errors import BackendError, DrivetrainError, WaitTimeoutError
 

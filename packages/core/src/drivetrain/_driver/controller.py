@@ -29,12 +29,12 @@ from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._hooks.policy import FailurePolicy, avoided_nodes
 from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
+from drivetrain._runtimes.stacks import own_stacks
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import LOGS
 from drivetrain._wire.events import ReportNumber
-from drivetrain._worker.stacks import own_stacks
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
     ConfigurationError,

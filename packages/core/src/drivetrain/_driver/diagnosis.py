@@ -10,10 +10,10 @@ from drivetrain._driver.outcomes import AttemptFailed
 from drivetrain._driver.ranks import Ranks
 from drivetrain._hooks.context import Run
 from drivetrain._runtimes.base import Group
+from drivetrain._runtimes.output import tail_log
+from drivetrain._runtimes.stacks import NO_RESPONSE
 from drivetrain._storage.layout import LOGS
 from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported
-from drivetrain._worker.output import tail_log
-from drivetrain._worker.stacks import NO_RESPONSE
 from drivetrain.errors import (
     BackendError,
     CallbackError,

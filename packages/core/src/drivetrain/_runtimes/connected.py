@@ -20,12 +20,12 @@ from drivetrain._base.script import dumps_to_worker
 from drivetrain._base.wakeup import HasDescriptor, Wakeup
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec
+from drivetrain._runtimes.output import LineEcho
 from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, JoinRun, RunningTaskCommand, Train
 from drivetrain._wire.events import Draining, Event, Exited, Reported, Returned
 from drivetrain._wire.frames import Inbox, as_event, frame
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.joining import update_environment
-from drivetrain._worker.output import LineEcho
 from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
 
 __all__ = ["ConnectedGroup"]

@@ -15,13 +15,13 @@ from drivetrain._hooks.helpers import temporary_environment
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.launchers import find_launcher
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
+from drivetrain._runtimes.stacks import own_stacks
 from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event, Failed, Returned
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.execute import Finished, Raised, RunningTask, Unwinding, run_in_session
 from drivetrain._worker.output import flush_output
 from drivetrain._worker.session import Outbox
-from drivetrain._worker.stacks import own_stacks
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:

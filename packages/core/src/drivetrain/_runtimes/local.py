@@ -26,11 +26,12 @@ from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
+from drivetrain._runtimes.output import OutputPipe
 from drivetrain._runtimes.resources import OomCounter, explain_exit, partition_gpus, threads_per_worker, visible_gpus
+from drivetrain._runtimes.stacks import collect_stacks
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.leaving import EXIT_LIMIT_S
-from drivetrain._worker.output import OutputPipe, open_log
-from drivetrain._worker.stacks import collect_stacks
+from drivetrain._worker.output import open_log
 from drivetrain.errors import WaitTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
