@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain import Callback, ConfigurationError, FailureKind, ScalingConfig, TrainContext
-from drivetrain.plugin import Backend, WorkerInfo
-from drivetrain.plugin.backends import WorkerGroup, temporary_environment
+from drivetrain import ConfigurationError, ScalingConfig, TrainContext
+from drivetrain.plugin import Backend
+from drivetrain.plugin.backends import WrappedBackend, temporary_environment
 from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, get_device
 
@@ -39,7 +39,7 @@ _SECTIONS = {
 }
 
 
-class AccelerateBackend(Backend):
+class AccelerateBackend(WrappedBackend):
     """A torch backend that also passes a configuration to Accelerate, through environment variables.
 
     Args:
@@ -47,13 +47,10 @@ class AccelerateBackend(Backend):
         config: the content of a configuration file written by ``accelerate config``.
     """
 
-    name = "accelerate"
-
     def __init__(self, inner: Backend, config: Mapping[str, Any]) -> None:
-        self._inner = inner
+        super().__init__(inner)
+        self.name = "accelerate"
         self._config = config
-        self.preload, self.warmup = inner.preload, inner.warmup
-        self.preload_environment, self.environment = inner.preload_environment, inner.environment
 
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuse a configuration that requires GPUs if the workers have none.
@@ -67,29 +64,13 @@ class AccelerateBackend(Backend):
                 "Accelerate uses plain data parallelism. Set ScalingConfig(use_gpu=True), or use another "
                 "distributed_type"
             )
-        self._inner.validate(scaling)
-
-    def callbacks(self) -> Sequence[Callback]:
-        """Return the callbacks of the backend of the process group."""
-        return self._inner.callbacks()
-
-    def rank_environment(self, worker: WorkerInfo, workers: Sequence[WorkerInfo]) -> Mapping[str, str]:
-        """Return the variables of the backend of the process group."""
-        return self._inner.rank_environment(worker, workers)
-
-    def classify(self, error: BaseException) -> FailureKind | None:
-        """Return the category that the backend of the process group assigns to an exception."""
-        return self._inner.classify(error)
-
-    def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Return the rendezvous of the backend that sets up the process group."""
-        return self._inner.rendezvous(group)
+        super().validate(scaling)
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
         """Join the process group, and make every ``Accelerator()`` use this group and the backend's configuration."""
         require("accelerate")
-        with self._inner.session(context, rendezvous):
+        with super().session(context, rendezvous):
             from accelerate import PartialState
 
             on_cpu = get_device().type == "cpu"
@@ -108,10 +89,6 @@ class AccelerateBackend(Backend):
                         "train function is called"
                     )
                 yield
-
-    def close(self) -> None:
-        """Close the backend of the process group."""
-        self._inner.close()
 
 
 @dataclass(frozen=True, kw_only=True)

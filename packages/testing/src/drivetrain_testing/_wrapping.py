@@ -6,14 +6,11 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from drivetrain import (
-    Callback,
     DataParallelTrainer,
-    FailureKind,
     RunConfig,
     ScalingConfig,
     TrainContext,
@@ -21,7 +18,7 @@ from drivetrain import (
     WorkerDiedError,
 )
 from drivetrain.plugin import Backend, BackendConfig, WorkerInfo
-from drivetrain.plugin.backends import WorkerGroup
+from drivetrain.plugin.backends import WorkerGroup, WrappedBackend
 from drivetrain.plugin.checks import one_line
 from drivetrain_testing._leftovers import ProcessState
 
@@ -34,39 +31,12 @@ _STARTING = ("preload", "preload_environment", "environment")
 """
 
 
-class Wrapped(Backend):
+class Wrapped(WrappedBackend):
     """A backend that behaves like another one, but imports no modules in advance except those in ``preload``."""
 
     def __init__(self, inner: Backend) -> None:
-        self._inner = inner
-        for name in ("name", "survives_losses", *_STARTING):
-            setattr(self, name, getattr(inner, name))
-
-    def validate(self, scaling: ScalingConfig) -> None:
-        self._inner.validate(scaling)
-
-    def callbacks(self) -> Sequence[Callback]:
-        return self._inner.callbacks()
-
-    def rank_environment(self, worker: WorkerInfo, workers: Sequence[WorkerInfo]) -> Mapping[str, str]:
-        return self._inner.rank_environment(worker, workers)
-
-    def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        return self._inner.rendezvous(group)
-
-    @contextlib.contextmanager
-    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        with self._inner.session(context, rendezvous):
-            yield
-
-    def classify(self, error: BaseException) -> FailureKind | None:
-        return self._inner.classify(error)
-
-    def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
-        return self._inner.rejoin(group, lost)
-
-    def close(self) -> None:
-        self._inner.close()
+        super().__init__(inner)
+        self.warmup = ()
 
 
 class Observed(Wrapped):
@@ -100,7 +70,7 @@ class Observed(Wrapped):
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
         before = ProcessState.now()
-        with self._inner.session(context, rendezvous):
+        with super().session(context, rendezvous):
             yield
         changes = before.changes(in_run=True)
         Path(self._directory, f"left_by_rank_{context.get_world_rank()}.json").write_text(json.dumps(changes))
@@ -122,7 +92,7 @@ class FailsInSetup(Wrapped):
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        with self._inner.session(context, rendezvous):
+        with super().session(context, rendezvous):
             if context.get_world_rank() == 1:
                 raise ConnectionRefusedError("the setup of rank 1 fails in this test")
             yield

@@ -17,7 +17,7 @@ from drivetrain._hooks.finding import Finding
 from drivetrain.config import ScalingConfig
 from drivetrain.errors import ConfigurationError, FailureKind
 
-__all__ = ["Backend", "BackendConfig", "CallableWorkers", "NoBackend", "WorkerGroup"]
+__all__ = ["Backend", "BackendConfig", "CallableWorkers", "NoBackend", "WorkerGroup", "WrappedBackend"]
 
 T = TypeVar("T")
 
@@ -171,6 +171,56 @@ class Backend(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional
         """On the controller, stop everything that :meth:`rendezvous` started, such as a tracker process."""
+
+
+class WrappedBackend(Backend):
+    """A backend that behaves like another one, except in the methods that a derived class overrides.
+
+    Args:
+        inner: the other backend. Its attributes are copied, so a derived class can replace them.
+
+    Attributes:
+        inner: the other backend.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.preload, self.warmup = inner.preload, inner.warmup
+        self.preload_environment, self.environment = inner.preload_environment, inner.environment
+        self.survives_losses = inner.survives_losses
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """See :meth:`Backend.validate`."""
+        self.inner.validate(scaling)
+
+    def callbacks(self) -> Sequence[Callback]:
+        """See :meth:`Backend.callbacks`."""
+        return self.inner.callbacks()
+
+    def rank_environment(self, worker: WorkerInfo, workers: Sequence[WorkerInfo]) -> Mapping[str, str]:
+        """See :meth:`Backend.rank_environment`."""
+        return self.inner.rank_environment(worker, workers)
+
+    def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
+        """See :meth:`Backend.rendezvous`."""
+        return self.inner.rendezvous(group)
+
+    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> AbstractContextManager[None]:
+        """See :meth:`Backend.session`."""
+        return self.inner.session(context, rendezvous)
+
+    def classify(self, error: BaseException) -> FailureKind | None:
+        """See :meth:`Backend.classify`."""
+        return self.inner.classify(error)
+
+    def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
+        """See :meth:`Backend.rejoin`."""
+        return self.inner.rejoin(group, lost)
+
+    def close(self) -> None:
+        """See :meth:`Backend.close`."""
+        self.inner.close()
 
 
 class NoBackend(Backend):

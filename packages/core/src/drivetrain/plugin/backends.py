@@ -1,6 +1,6 @@
 """What backends and plugins of frameworks use."""
 
-from drivetrain._hooks.backend import WorkerGroup
+from drivetrain._hooks.backend import WorkerGroup, WrappedBackend
 from drivetrain._hooks.context import AttemptInfo
 from drivetrain._hooks.dataset import is_instance_of
 from drivetrain._hooks.finding import Finding, run_python
@@ -18,6 +18,7 @@ __all__ = [
     "Finding",
     "ProcessValue",
     "WorkerGroup",
+    "WrappedBackend",
     "is_instance_of",
     "node_accelerators",
     "reserve_port",
