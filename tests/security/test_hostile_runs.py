@@ -23,9 +23,10 @@ from drivetrain import (
 from drivetrain._storage import lock
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem
+from drivetrain._storage.layout import run_file
 from drivetrain._storage.lock import find_holder
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
-from drivetrain._storage.reading import MAX_VALUES, is_damage, size_limit
+from drivetrain._storage.reading import MAX_VALUES, is_damage
 from drivetrain._storage.remote import FsspecFilesystem
 from drivetrain.runs import RunReader
 from drivetrain_console import main
@@ -307,7 +308,7 @@ def test_lock_of_a_process_that_has_ended_without_its_start_holds_nothing(place:
 
 def limits() -> dict[str, int]:
     return {
-        name: size_limit(name)
+        name: run_file(name).limit
         for name in [*FILES, "evaluations.json", "tuner.json", "result_rank_3.json", "trainer.pkl"]
     }
 

@@ -23,9 +23,10 @@ from drivetrain._storage.layout import (
     VERSION,
     check_version,
     require_relative,
+    run_file,
 )
 from drivetrain._storage.node import share_directory
-from drivetrain._storage.reading import MAX_VALUES, Fields, count_values, parse_json, size_limit
+from drivetrain._storage.reading import MAX_VALUES, Fields, count_values, parse_json
 from drivetrain._storage.remote import locate
 from drivetrain.errors import CheckpointError, StorageError
 
@@ -243,7 +244,7 @@ class Checkpoint:
                 f"[DT-107] checkpoint metadata: expected values that JSON supports, or bytes: {error}"
             ) from error
         data = text.encode()
-        limit = size_limit(METADATA_FILE)
+        limit = run_file(METADATA_FILE).limit
         values = count_values(data)
         if len(data) > limit or values > MAX_VALUES:
             raise CheckpointError(

@@ -31,8 +31,8 @@ from drivetrain._storage.filesystem import (
     walk_entries,
     walk_local,
 )
-from drivetrain._storage.layout import RUN_FILE, VERSION, check_version, file_mode, require_relative
-from drivetrain._storage.reading import Fields, open_regular, parse_json, read_regular, size_limit
+from drivetrain._storage.layout import RUN_FILE, VERSION, check_version, require_relative, run_file
+from drivetrain._storage.reading import Fields, open_regular, parse_json, read_regular
 from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
 from drivetrain.errors import CheckpointError, StorageError
@@ -111,7 +111,7 @@ class Storage:
         Raises:
             StorageError: the file cannot be read, exceeds its size limit, or is not a regular file.
         """
-        limit = size_limit(name)
+        limit = run_file(name).limit
 
         def read() -> bytes | None:
             try:
@@ -187,11 +187,10 @@ class Storage:
             midway: called before the new content becomes visible, as in ``Filesystem.write_bytes``.
         """
         self._require_no_link(posixpath.dirname(name))
+        path, mode = self.path(name), run_file(name).mode
         self.call(
             f"write {name}",
-            lambda: self.filesystem.write_bytes(
-                self.path(name), data, durable=durable, midway=midway, mode=file_mode(name)
-            ),
+            lambda: self.filesystem.write_bytes(path, data, durable=durable, midway=midway, mode=mode),
         )
 
     def flush_to_disk(self, name: str) -> None:

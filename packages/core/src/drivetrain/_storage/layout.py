@@ -1,4 +1,4 @@
-"""The names of the files and directories in a run directory, and the version of its format.
+"""The names of the files and directories in a run directory, what is true of each file, and the version of the format.
 
 Names that are read from a run directory may have been written by someone else. Every such name is checked by
 :func:`require_checkpoint_name` or :func:`require_relative` when it is parsed, so nothing outside of the run directory
@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 import secrets
-from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -37,17 +37,18 @@ __all__ = [
     "TRAINER_FILE",
     "USAGE_FILE",
     "VERSION",
+    "RunFile",
     "announced_name",
     "announcement_name",
     "check_version",
     "checkpoint_name",
     "draft_name",
-    "file_mode",
-    "is_draft",
+    "draft_target",
     "is_reserved",
     "require_checkpoint_name",
     "require_relative",
     "result_file",
+    "run_file",
     "staging_key",
 ]
 
@@ -78,19 +79,59 @@ PIN_FILE = ".pinned"
 STAGED_RUNS = "runs"
 """The ``kind`` argument of ``share_directory`` for the local directories that are uploaded to remote runs."""
 
-_NAMES = frozenset(
-    {
-        *(RUN_FILE, TRAINER_FILE, *ERROR_FILES, TIMELINE_FILE, USAGE_FILE, PROGRESS_FILE),
-        *(ARTIFACTS, LOGS, MANIFEST),
-    }
-)
-_PUBLIC = frozenset({MANIFEST, LISTING_FILE, METADATA_FILE, PIN_FILE, LOCK_FILE})
-_NAME_PATTERN = re.compile(r"\..*|result(_rank_\d+)?\.json|events\.out\.tfevents\..*")
-
 CHECKPOINT_NAME_PATTERN = re.compile(r"checkpoint_(\d{6,})")
 
 RESULT_FILE_PATTERN = re.compile(r"result(?:_rank_(\d+))?\.json")
 """Matches the names of the files with the reports of a rank."""
+
+_MEBIBYTE = 1 << 20
+_OWNER, _GROUP, _ALL = 0o600, 0o660, 0o666
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A file that drivetrain writes to a run directory or to a checkpoint's directory.
+
+    Attributes:
+        name: the name of the file.
+        limit: the maximum size in bytes of a file that is read into memory as a whole.
+        mode: the permissions of a new file, before the umask is applied. Files that may contain configuration, output
+            or tracebacks are never readable by users outside of the file's group.
+        grows: True if lines are added to the file during the run. If the run directory is remote, the driver first
+            downloads what earlier drivers have written.
+        replaced: True if the file is replaced atomically, so that a killed driver may leave a draft of it.
+    """
+
+    name: str
+    limit: int = 4096 * _MEBIBYTE
+    mode: int = _GROUP
+    grows: bool = False
+    replaced: bool = False
+
+
+_FILES = {
+    file.name: file
+    for file in (
+        RunFile(RUN_FILE, 16 * _MEBIBYTE, replaced=True),
+        RunFile(TRAINER_FILE, mode=_OWNER, replaced=True),  # the arguments of the trainer may contain secrets
+        # The maximum number of values is usually reached first: 37,000 checkpoints with 100 metrics.
+        RunFile(MANIFEST, 256 * _MEBIBYTE, _ALL, replaced=True),
+        RunFile(ERROR_FILE, 64 * _MEBIBYTE, replaced=True),
+        RunFile(ERROR_TEXT_FILE, 64 * _MEBIBYTE, replaced=True),
+        # The maximum number of values is usually reached first: 400,000 records of workers.
+        RunFile(TIMELINE_FILE, 128 * _MEBIBYTE, grows=True),
+        RunFile(USAGE_FILE, 64 * _MEBIBYTE, _ALL, grows=True),
+        RunFile(PROGRESS_FILE, mode=_ALL, grows=True),
+        RunFile("result.json", mode=_ALL, grows=True),
+        RunFile(LOCK_FILE, _MEBIBYTE, 0o664),
+        RunFile(LISTING_FILE, 64 * _MEBIBYTE, _ALL),  # 800,000 files
+        RunFile(METADATA_FILE, 64 * _MEBIBYTE, _ALL),
+        RunFile(PIN_FILE, mode=_ALL),
+    )
+}
+_OTHER_JSON = RunFile("*.json", 1024 * _MEBIBYTE)  # such as tuner.json of a search
+_OTHER = RunFile("*")
+_RESERVED = re.compile(rf"\..*|{RESULT_FILE_PATTERN.pattern}|events\.out\.tfevents\..*")
 
 _DRAFT = re.compile(r"\.([^.].*)\.[0-9a-f]{8}")
 
@@ -182,31 +223,30 @@ def draft_name(name: str) -> str:
     return f".{name}.{secrets.token_hex(4)}"
 
 
-def is_draft(name: str, files: Collection[str] | None = None) -> bool:
-    """Return True if a file is the draft of another file. A killed process may have left drafts.
+def draft_target(name: str) -> str:
+    """Return the name of the file that a draft would have replaced; empty if a file is no draft.
 
-    Args:
-        name: the name of the file.
-        files: accept only drafts of these files; None for all files.
+    A killed process may have left drafts.
     """
     match = _DRAFT.fullmatch(name)
-    return match is not None and (files is None or match[1] in files)
+    return match[1] if match is not None else ""
 
 
 def is_reserved(name: str) -> bool:
     """Return True if drivetrain reserves a name in run directories, so that no checkpoint may have that name."""
-    return name in _NAMES or _NAME_PATTERN.fullmatch(name) is not None
+    return name in _FILES or name in (ARTIFACTS, LOGS) or _RESERVED.fullmatch(name) is not None
 
 
-def file_mode(name: str) -> int:
-    """Return the permissions of a new file of a run directory, before the umask is applied.
+def run_file(name: str) -> RunFile:
+    """Return what is true of a file of a run directory or of a checkpoint's directory.
 
-    Files that may contain configuration, output or tracebacks are never readable by users outside of the file's group.
-    The arguments of the trainer, which may contain secrets, are readable by the owner only.
+    Args:
+        name: the name of the file, or its path.
     """
-    if name == TRAINER_FILE:
-        return 0o600
-    return 0o666 if posixpath.basename(name) in _PUBLIC or name.startswith(f"{PENDING}/") else 0o660
+    base = posixpath.basename(name)
+    if RESULT_FILE_PATTERN.fullmatch(base):
+        base = result_file(0)
+    return _FILES.get(base, _OTHER_JSON if base.endswith(".json") else _OTHER)
 
 
 def result_file(rank: int) -> str:

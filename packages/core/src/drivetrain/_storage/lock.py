@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from drivetrain._base.console import Console
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import LOCK_FILE
+from drivetrain._storage.layout import LOCK_FILE, run_file
 from drivetrain._storage.node import is_file_at, try_lock
 from drivetrain._storage.reading import Fields, parse_json
 from drivetrain.errors import RunInUseError, StorageError
@@ -196,8 +196,9 @@ def _rewrite(descriptor: int, data: bytes) -> None:
 
 
 def _open(path: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o664)
+        return os.open(path, flags, run_file(LOCK_FILE).mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise StorageError(f"{path}: expected a regular file, got something else. Delete it") from error

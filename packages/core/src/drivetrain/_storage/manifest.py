@@ -39,7 +39,7 @@ from drivetrain._storage.layout import (
     announcement_name,
     check_version,
     checkpoint_name,
-    is_draft,
+    draft_target,
 )
 from drivetrain._storage.reading import Fields, is_damage, parse_json
 from drivetrain._storage.retention import Janitor, is_finite, retained
@@ -313,7 +313,7 @@ class CheckpointManager:
             name for name in [*directories, *files] if CHECKPOINT_NAME_PATTERN.fullmatch(name) and name not in names
         ]
         pending = self._storage.list_names(PENDING)[1] if PENDING in directories else []  # empty if PENDING is a link
-        drafts = [file for file in pending if is_draft(file)]
+        drafts = [file for file in pending if draft_target(file)]
         where = self._storage.path(PENDING)
         announced = [announced_name(file, where) for file in pending if file not in drafts]
         orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
 import os
 import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from drivetrain._storage.directory import Storage
@@ -69,10 +68,10 @@ class Mirror:
         """Make the background thread upload the changed files now instead of at the end of the period."""
         self._wakeup.set()
 
-    def pull(self, patterns: Sequence[str]) -> None:
-        """Download each file in the storage whose name matches one of the patterns."""
+    def pull(self, selects: Callable[[str], bool]) -> None:
+        """Download each file in the storage for whose name a function returns True."""
         for name in self._storage.list_names(self._prefix)[1]:
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            if selects(name):
                 data = self._storage.read_bytes(os.path.join(self._prefix, name))
                 with open(os.path.join(self._directory, name), "wb") as file:
                     file.write(data or b"")

@@ -16,11 +16,9 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drivetrain._storage import layout
 from drivetrain.errors import StorageError
 
 __all__ = [
-    "MAX_JSON_BYTES",
     "MAX_LINE_BYTES",
     "MAX_VALUES",
     "Fields",
@@ -31,29 +29,10 @@ __all__ = [
     "open_regular",
     "parse_json",
     "read_regular",
-    "size_limit",
     "too_large",
 ]
 
-_MEBIBYTE = 1 << 20
-_SIZE_LIMITS = {
-    layout.LOCK_FILE: _MEBIBYTE,
-    layout.RUN_FILE: 16 * _MEBIBYTE,
-    layout.ERROR_FILE: 64 * _MEBIBYTE,
-    layout.ERROR_TEXT_FILE: 64 * _MEBIBYTE,
-    layout.TIMELINE_FILE: 128 * _MEBIBYTE,  # MAX_VALUES is usually reached first: 400,000 records of workers
-    layout.USAGE_FILE: 64 * _MEBIBYTE,
-    layout.MANIFEST: 256 * _MEBIBYTE,  # MAX_VALUES is usually reached first: 37,000 checkpoints with 100 metrics
-    layout.LISTING_FILE: 64 * _MEBIBYTE,  # 800,000 files
-    layout.METADATA_FILE: 64 * _MEBIBYTE,
-}
-_SIZE_LIMIT = 4096 * _MEBIBYTE
-"""The maximum size of a file with reports, a log or a pickle, if the whole file is read into memory."""
-
-MAX_JSON_BYTES = 1024 * _MEBIBYTE
-"""The maximum size of JSON files of plugins, such as ``tuner.json`` of a search."""
-
-MAX_LINE_BYTES = 16 * _MEBIBYTE
+MAX_LINE_BYTES = 16 << 20
 """The maximum length of a line in a file that is read in parts."""
 
 MAX_VALUES = 4_000_000
@@ -63,13 +42,6 @@ on the size of the file alone would allow too much memory."""
 _TRANSFER_CODES = ("DT-405", "DT-406")
 _MAX_DEPTH = 100
 _MAX_SHOWN = 80
-
-
-def size_limit(name: str) -> int:
-    """Return the maximum size in bytes of a file of a run directory with the given name."""
-    base = posixpath.basename(name)
-    is_other_json = base.endswith(".json") and layout.RESULT_FILE_PATTERN.fullmatch(base) is None
-    return _SIZE_LIMITS.get(base, MAX_JSON_BYTES if is_other_json else _SIZE_LIMIT)
 
 
 def too_large(where: str, size: int, limit: int) -> StorageError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
 import os
 import platform
@@ -27,16 +26,14 @@ from drivetrain._storage.layout import (
     LISTING_FILE,
     LOCK_FILE,
     LOGS,
-    MANIFEST,
     RUN_FILE,
     STAGED_RUNS,
-    TIMELINE_FILE,
     TRAINER_FILE,
-    USAGE_FILE,
     VERSION,
     check_version,
-    is_draft,
+    draft_target,
     is_reserved,
+    run_file,
     staging_key,
 )
 from drivetrain._storage.lock import RunLock
@@ -52,8 +49,6 @@ from drivetrain.errors import RunExistsError, StorageError
 __all__ = ["OpenRun", "open_run"]
 
 _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
-_REPLACED = (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES)
 _MAX_FACT_CHARS = 1 << 20
 """The maximum length of a text in ``run.json``. A configuration with long lists could exceed the file's size limit."""
 
@@ -242,7 +237,7 @@ def _refuse_links(storage: Storage) -> None:
         return
     logs = [f"{LOGS}/{name}" for name in storage.list_names(LOGS)[1]]
     for name in storage.list_names()[1] + logs:
-        is_own = is_reserved(name) or _is_growing(name) or name in logs
+        is_own = is_reserved(name) or name in logs
         link = None if CHECKPOINT_NAME_PATTERN.fullmatch(name) else storage.find_link(name)
         if link is not None and (is_own or not _is_below(link, storage.root)):
             raise StorageError(
@@ -256,14 +251,10 @@ def _is_below(path: str, directory: str) -> bool:
     return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ""))
 
 
-def _is_growing(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _GROWING)
-
-
 def _sweep_drafts(storage: Storage) -> None:
     """Delete the drafts that drivers left when they were killed while replacing a file."""
     for name in storage.list_names()[1]:
-        if is_draft(name, _REPLACED):
+        if run_file(draft_target(name)).replaced:
             storage.delete(name)
 
 
@@ -289,7 +280,7 @@ def _stage(
         warn=lambda line: console.print(f"{record['name']}: {line}", error=True),
     )
     stack.enter_context(mirror.running())
-    return directory, mirror.try_push, lambda: mirror.pull(_GROWING)
+    return directory, mirror.try_push, lambda: mirror.pull(lambda name: run_file(name).grows)
 
 
 def _sweep_temporary_files() -> None:

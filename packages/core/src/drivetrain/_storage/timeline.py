@@ -18,7 +18,7 @@ from typing import Any
 
 from drivetrain._base.redact import redact_strings
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import TIMELINE_FILE, file_mode
+from drivetrain._storage.layout import TIMELINE_FILE, run_file
 from drivetrain._storage.reading import is_number
 from drivetrain._storage.reports import last_activity, read_lines
 
@@ -183,7 +183,7 @@ def append_record(directory: Path, record: TimelineRecord) -> None:
     line = text.encode() + b"\n"
     with contextlib.suppress(OSError):
         descriptor = os.open(
-            directory / TIMELINE_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(TIMELINE_FILE)
+            directory / TIMELINE_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, run_file(TIMELINE_FILE).mode
         )
         try:
             end = os.lseek(descriptor, 0, os.SEEK_END)

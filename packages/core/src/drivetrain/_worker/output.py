@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drivetrain._storage.layout import file_mode
+from drivetrain._storage.layout import run_file
 
 __all__ = ["LogFollower", "WorkerOutput", "flush_output", "log_name", "open_log"]
 
@@ -32,7 +32,7 @@ def open_log(directory: Path | None, rank: int) -> int:
         return os.open(os.devnull, os.O_WRONLY)
     directory.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    return os.open(directory / log_name(rank), flags, file_mode(log_name(rank)))
+    return os.open(directory / log_name(rank), flags, run_file(log_name(rank)).mode)
 
 
 def flush_output() -> None:

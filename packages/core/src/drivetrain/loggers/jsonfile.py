@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.metrics import MAX_TEXT, writable
 from drivetrain._hooks.callback import Callback, Report
-from drivetrain._storage.layout import result_file
+from drivetrain._storage.layout import result_file, run_file
 from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
 from drivetrain._storage.reports import line_too_long, read_line
 from drivetrain.errors import StorageError
@@ -96,7 +96,7 @@ def _open_for_lines(path: os.PathLike[str]) -> int:
     Raises:
         StorageError: the incomplete line is too long.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, run_file(os.fspath(path)).mode)
     end = size = os.lseek(file, 0, os.SEEK_END)
     while end:
         if size - end >= MAX_LINE_BYTES:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain._storage.layout import USAGE_FILE
+from drivetrain._storage.layout import USAGE_FILE, run_file
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import WorkerInfo
@@ -68,7 +68,7 @@ class UsageRecorder:
 
 def _record(path: Path, pids: dict[int, int], stopped: threading.Event) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, run_file(USAGE_FILE).mode)
         try:
             # Without the delay, this thread would compete for the GIL with the start of the attempt.
             if not stopped.wait(_DELAY_S):
