@@ -206,7 +206,7 @@ class Tuner:
                 _require_new(quick(storage))
             search = Search(self._space, self._config, storage, self._records if self._restored else ())
             open_storage(quick(storage))
-            stack.enter_context(RunLock(quick(storage), console).hold())
+            stack.enter_context(RunLock(quick(storage), partial(console.print, error=True)).hold())
             if self._restored is None:
                 _require_new(storage)  # another driver may have created a search while this one had no lock
                 self._store(storage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from drivetrain import CheckpointConfig, ConfigurationError, RunInUseError, StorageError
@@ -92,7 +93,7 @@ def _inspect(storage: Storage, keep_last: int | None, *, delete: bool) -> _Findi
         with contextlib.ExitStack() as stack:
             stack.enter_context(damage_of(storage.root))
             if delete:  # the lock keeps other drivers from changing the run meanwhile
-                stack.enter_context(RunLock(storage, Console()).hold())
+                stack.enter_context(RunLock(storage, partial(Console().print, error=True)).hold())
             _tidy(storage, keep_last, finding, delete=delete)
     except RunInUseError as error:
         finding.skipped = str(error)

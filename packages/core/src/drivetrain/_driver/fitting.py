@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from drivetrain._base.console import Console
 from drivetrain._base.failure import format_exception
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.limits import explain_limit
@@ -41,7 +43,7 @@ from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, ERROR_TEXT_FILE
-from drivetrain._storage.rundir import OpenRun, open_run
+from drivetrain._storage.rundir import OpenRun, locate_run, open_run
 from drivetrain._wire.task import PackedFunction
 from drivetrain._worker.script import Script
 from drivetrain._worker.session import POSITIONS
@@ -82,12 +84,24 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
         )
     if not runtime.in_driver:
         require_shared(job.run_config)
-    with open_run(job.run_config, job.facts(), job.metadata, job.trainer_file()) as opened:
-        notices = [*unused_variables(job.run_config), *runtime.ignored_settings(job.scaling)]
-        print_once(notices, lambda notice: opened.console.print(f"{opened.name}: {notice}", error=True))
+    facts, trainer_file = job.facts(), job.trainer_file()
+    storage = locate_run(job.run_config, job.trainer)
+    name = posixpath.basename(storage.root)
+    console = Console(name)
+
+    def notify(line: str) -> None:
+        console.print(f"{name}: {line}", error=True)
+
+    with (
+        console.in_use(),
+        open_run(storage, job.run_config, facts, job.metadata, trainer_file, notify) as opened,
+    ):
+        if opened.resumed and job.run_config.verbose:
+            notify(opened.resumed)
+        print_once([*unused_variables(job.run_config), *runtime.ignored_settings(job.scaling)], notify)
         interrupts.signals_reach_ranks = isinstance(job.function, Script) and not runtime.in_driver
         try:
-            services = _services(job, opened, callbacks, interrupts)
+            services = _services(job, opened, console, callbacks, interrupts)
             controller = _controller(job, services, opened, function, datasets, runtime, policy)
             return _fit(job, opened, services, controller)
         except TrainingFailedError as error:
@@ -156,7 +170,9 @@ def _fit(
     raise error
 
 
-def _services(job: TrainingJob, opened: OpenRun, callbacks: list[Callback], interrupts: Interrupts) -> RunServices:
+def _services(
+    job: TrainingJob, opened: OpenRun, console: Console, callbacks: list[Callback], interrupts: Interrupts
+) -> RunServices:
     run = Run(
         name=opened.name,
         id=opened.id,
@@ -166,7 +182,7 @@ def _services(job: TrainingJob, opened: OpenRun, callbacks: list[Callback], inte
         scaling_config=job.scaling,
         run_config=job.run_config,
         train_loop_config=job.config,
-        console=opened.console,
+        console=console,
         trial=job.trial,
     )
     return RunServices(

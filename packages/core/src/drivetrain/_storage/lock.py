@@ -19,11 +19,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drivetrain._base.console import Console
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import LOCK_FILE, run_file
 from drivetrain._storage.node import is_file_at, try_lock
@@ -41,13 +40,15 @@ class RunLock:
 
     Args:
         storage: the run directory.
-        console: prints a message before a wait for another driver's heartbeat.
+        notify: called with a message before a wait for another driver's heartbeat.
         beat_s: seconds between two heartbeats on storage without locks.
     """
 
-    def __init__(self, storage: Storage, console: Console, *, beat_s: float = _BEAT_S) -> None:
+    def __init__(
+        self, storage: Storage, notify: Callable[[str], None] = lambda line: None, *, beat_s: float = _BEAT_S
+    ) -> None:
         self._storage = storage
-        self._console = console
+        self._notify = notify
         self._beat_s = beat_s
         self._token = secrets.token_hex(8)
         self._lost = ""
@@ -144,9 +145,7 @@ class RunLock:
                 raise self._in_use(held)
             return
         patience = 2.5 * self._beat_s
-        self._console.print(
-            f"the run is locked by {_describe(holder)}: waiting {patience:g} s for a heartbeat", error=True
-        )
+        self._notify(f"the run is locked by {_describe(holder)}: waiting {patience:g} s for a heartbeat")
         deadline = time.monotonic() + patience
         while (remaining := deadline - time.monotonic()) > 0:
             time.sleep(min(remaining, self._beat_s / 4))  # polled, because an object store sends no notifications

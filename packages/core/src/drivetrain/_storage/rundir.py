@@ -16,7 +16,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from drivetrain._base.console import Console
 from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
 from drivetrain._storage.layout import (
@@ -46,8 +45,9 @@ from drivetrain._version import __version__
 from drivetrain.config import RunConfig
 from drivetrain.errors import RunExistsError, StorageError
 
-__all__ = ["OpenRun", "open_run"]
+__all__ = ["OpenRun", "locate_run", "open_run"]
 
+_WAYS_TO_RESUME = ("never", "auto", "must")
 _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _MAX_FACT_CHARS = 1 << 20
 """The maximum length of a text in ``run.json``. A configuration with long lists could exceed the file's size limit."""
@@ -66,7 +66,7 @@ class OpenRun:
         directory: the directory for the files of callbacks. It is the run directory itself if that is local, and
             otherwise a local directory whose files are uploaded to the run directory.
         checkpoints: the committed checkpoints.
-        console: prints messages.
+        resumed: a message that says from where the run continues; empty for a new run.
         push: uploads the new and changed files in ``directory`` to the run directory, if that is remote.
     """
 
@@ -77,21 +77,28 @@ class OpenRun:
     storage: Storage
     directory: Path
     checkpoints: CheckpointManager
-    console: Console
+    resumed: str
     push: Callable[[], None]
 
 
 @contextlib.contextmanager
 def open_run(
-    config: RunConfig, facts: Mapping[str, Any], metadata: Mapping[str, Any], trainer: bytes
+    storage: Storage,
+    config: RunConfig,
+    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    trainer: bytes,
+    notify: Callable[[str], None],
 ) -> Iterator[OpenRun]:
-    """Open the run directory for the duration of a ``with`` block, and print whether the run resumes.
+    """Open the run directory for the duration of a ``with`` block.
 
     Args:
-        config: the configuration of the run, with its name and whether to resume it.
+        storage: the run directory, as :func:`locate_run` returns it.
+        config: the configuration of the run, with whether to resume it.
         facts: fields of ``run.json`` that describe the run, such as the trainer and its configuration.
         metadata: the trainer's metadata, which is stored with every checkpoint.
         trainer: the content of ``trainer.pkl``, which ``restore`` reads.
+        notify: called with a message about a wait, about damage or about a failed upload, on any thread.
 
     Raises:
         RunExistsError: the run exists and ``resume`` is "never", or the directory contains other files.
@@ -99,16 +106,14 @@ def open_run(
         StorageError: there is no run to resume, or the directory cannot be written, was written by a newer drivetrain,
             or contains a symbolic link instead of one of drivetrain's files.
     """
-    storage, resume = _locate_run(config, str(facts["trainer"]))
     name = posixpath.basename(storage.root)
-    console = Console(name)
+    resume = str(config.resume) if config.resume in _WAYS_TO_RESUME else "must"  # else the path of the run
     _check_exists(quick(storage), name, resume)
     _refuse_links(storage)
     _refuse_special_files(storage)
     open_storage(quick(storage))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(console.in_use())
-        lock = RunLock(quick(storage), console)
+        lock = RunLock(quick(storage), notify)
         stack.enter_context(lock.hold())
         _sweep_drafts(storage)
         exists = _check_exists(storage, name, resume)
@@ -123,21 +128,18 @@ def open_run(
             drivetrain=__version__,
             python=platform.python_version(),
         )
-        directory, push, pull = _stage(stack, storage, record, config, console)
+        directory, push, pull = _stage(stack, storage, record, config, notify)
 
         def before_commit() -> None:
             lock.check()
             push()
 
-        def warn(line: str) -> None:
-            console.print(f"{name}: {line}", error=True)
-
-        checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, warn, before_commit)
+        checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, notify, before_commit)
         checkpoints.create_manifest()  # before the other files, so a run without a manifest has always lost it
-        last_index = 0
+        last_index, resumed = 0, ""
         if exists:
             pull()
-            last_index = _prepare_resume(config, storage, name, checkpoints, console)
+            last_index, resumed = _prepare_resume(config, storage, checkpoints)
         storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode())
         storage.write_bytes(TRAINER_FILE, trainer)
         for stale in ERROR_FILES:
@@ -150,7 +152,7 @@ def open_run(
             storage=storage,
             directory=directory,
             checkpoints=checkpoints,
-            console=console,
+            resumed=resumed,
             push=push,
         )
 
@@ -160,10 +162,19 @@ def _shortened(fact: Any) -> Any:
     return f"{fact[:_MAX_FACT_CHARS]}... ({len(fact):,} characters)" if is_long else fact
 
 
-def _locate_run(config: RunConfig, trainer: str) -> tuple[Storage, str]:
-    """Return the run directory, which may not exist yet, and how to resume: "never", "auto" or "must"."""
+def locate_run(config: RunConfig, trainer: str) -> Storage:
+    """Return the run directory, which may not exist yet. Its last component is the name of the run.
+
+    Args:
+        config: the configuration of the run.
+        trainer: the name of the trainer, with which the name of a run begins that the user has not named.
+
+    Raises:
+        ConfigurationError: the path is on a storage that cannot be used.
+        StorageError: ``resume`` is a path without a run.
+    """
     limits = Limits(threads=config.sync_config.transfer_threads, deadline_s=config.sync_config.sync_timeout)
-    if config.resume not in ("never", "auto", "must"):
+    if config.resume not in _WAYS_TO_RESUME:
         filesystem, root = locate(config.resume, config.storage_filesystem, what="RunConfig(resume=...)")
         storage = Storage(filesystem, root, limits)
         if not quick(storage).exists(RUN_FILE):
@@ -175,10 +186,10 @@ def _locate_run(config: RunConfig, trainer: str) -> tuple[Storage, str]:
             raise StorageError(
                 f"[DT-703] RunConfig(resume=...): expected a run directory with a {RUN_FILE}, got {root}"
             )
-        return storage, "must"
+        return storage
     runs = runs_location(config.storage_path, config.storage_filesystem)
     name = config.name or f"{trainer}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
-    return Storage(runs.filesystem, runs.path(name), limits), str(config.resume)
+    return Storage(runs.filesystem, runs.path(name), limits)
 
 
 def _check_exists(storage: Storage, name: str, resume: str) -> bool:
@@ -259,7 +270,11 @@ def _sweep_drafts(storage: Storage) -> None:
 
 
 def _stage(
-    stack: contextlib.ExitStack, storage: Storage, record: Mapping[str, Any], config: RunConfig, console: Console
+    stack: contextlib.ExitStack,
+    storage: Storage,
+    record: Mapping[str, Any],
+    config: RunConfig,
+    notify: Callable[[str], None],
 ) -> tuple[Path, Callable[[], None], Callable[[], None]]:
     """Return the directory for the files of callbacks, a function that uploads them, and one that downloads them."""
     _sweep_temporary_files()
@@ -277,7 +292,7 @@ def _stage(
         "",
         period_s=config.sync_config.sync_period,
         keeps_files=True,
-        warn=lambda line: console.print(f"{record['name']}: {line}", error=True),
+        warn=notify,
     )
     stack.enter_context(mirror.running())
     return directory, mirror.try_push, lambda: mirror.pull(lambda name: run_file(name).grows)
@@ -290,16 +305,11 @@ def _sweep_temporary_files() -> None:
         sweep("downloads")
 
 
-def _prepare_resume(
-    config: RunConfig, storage: Storage, name: str, checkpoints: CheckpointManager, console: Console
-) -> int:
-    """Delete uncommitted checkpoints, print where the run resumes, and return the highest report index used so far."""
+def _prepare_resume(config: RunConfig, storage: Storage, checkpoints: CheckpointManager) -> tuple[int, str]:
+    """Delete uncommitted checkpoints. Return the highest report index used so far, and from where the run continues."""
     swept, last_index = checkpoints.sweep()
     latest = checkpoints.verify()
     found = f"continues from {latest.name}" if latest else "starts from the beginning, as no checkpoint was committed"
     leftovers = f" ({len(swept)} uncommitted checkpoints deleted)" if swept else ""
-    if config.verbose:
-        console.print(
-            f"{name}: resume={redact(os.fspath(config.resume))!r}, found {storage.root}, {found}{leftovers}", error=True
-        )
-    return max(last_index, checkpoints.last_index)
+    resumed = f"resume={redact(os.fspath(config.resume))!r}, found {storage.root}, {found}{leftovers}"
+    return max(last_index, checkpoints.last_index), resumed
