@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, DataConfig
@@ -13,7 +13,7 @@ from drivetrain_gbdt._labels import LabelRules, Labels
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from drivetrain_data import Source, TableShard
+    from drivetrain_data import Categories, Source, TableShard
 
 __all__ = ["TRAIN", "Columns", "TableData", "no_rows"]
 
@@ -115,7 +115,7 @@ class TableData(DataConfig):
         self._columns = columns
         self._objective = objective
         self._classes = classes
-        self._categories: dict[str, pa.Array] = {}
+        self._categories: Categories | None = None  # None until a table is opened
         self._expected: list[str] | None = None
 
     def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -142,6 +142,11 @@ class TableData(DataConfig):
         Functions, and datasets that another provider splits, are not checked.
         """
         sources = _sources(opened)
+        if not sources:
+            return
+        from drivetrain_data import Categories
+
+        self._categories = self._categories or Categories()
         names = sorted(sources, key=lambda name: name != TRAIN)  # the categories of "train" come first
         for name in names:
             features = self._columns.features(name, sources[name].schema(), self._expected)
@@ -150,7 +155,7 @@ class TableData(DataConfig):
             if shard.rows == 0:
                 raise no_rows(name)
             self._check_labels(name, shard)
-            self._collect_categories(shard)
+            self._categories.add(shard)
 
     def _check_labels(self, name: str, shard: TableShard) -> None:
         rules = LabelRules.of(self._objective, self._classes)
@@ -161,25 +166,12 @@ class TableData(DataConfig):
         if name == TRAIN:
             rules.check_differences(labels)
 
-    def _collect_categories(self, shard: TableShard) -> None:
-        """Read the categorical columns of a shard, and add their categories to the collected ones."""
-        from pyarrow import types
-
-        schema = shard.schema()
-        names = [field.name for field in schema if types.is_dictionary(field.type)]
-        for table in shard.reader.tables(names) if names else ():
-            for name in names:
-                for chunk in table.column(name).chunks:
-                    self._categories[name] = _union(name, self._categories.get(name), chunk.dictionary)
-
     def _recoded(self, shard: Any) -> Any:
-        if not self._categories:
+        if self._categories is None:
             return shard
         from drivetrain_data import TableShard
 
-        if not isinstance(shard, TableShard):
-            return shard
-        return replace(shard, reader=_Recoded(shard.reader, dict(self._categories)))
+        return self._categories.recode(shard) if isinstance(shard, TableShard) else shard
 
 
 def no_rows(name: str) -> ConfigurationError:
@@ -200,85 +192,6 @@ def _sources(opened: Mapping[str, Any]) -> dict[str, Source]:
     except ModuleNotFoundError:  # then other providers have opened all datasets
         return {}
     return {name: value for name, value in values.items() if isinstance(value, Source)}
-
-
-@dataclass(frozen=True)
-class _Recoded:
-    """Reads rows, and replaces the codes of categories with codes that are the same on every worker.
-
-    Attributes:
-        reader: reads the rows.
-        categories: for each categorical column, its categories. The new code of a category is its index in them.
-    """
-
-    reader: Any
-    categories: Mapping[str, pa.Array]
-
-    @property
-    def fresh(self) -> bool:
-        """See :class:`drivetrain_data.Reader`."""
-        return False
-
-    @property
-    def converts(self) -> bool:
-        """See :class:`drivetrain_data.Reader`."""
-        return bool(self.reader.converts)
-
-    def tables(self, columns: Sequence[str] | None = None, skip: int = 0, **options: Any) -> Iterator[pa.Table]:
-        """See :class:`drivetrain_data.Reader`."""
-        for table in self.reader.tables(columns, skip, **options):
-            recoded = [
-                _recode(column, self.categories[name]) if name in self.categories else column
-                for name, column in zip(table.column_names, table.columns, strict=True)
-            ]
-            yield table.from_arrays(recoded, names=table.column_names)
-
-    def schema(self) -> pa.Schema:
-        """See :class:`drivetrain_data.Reader`."""
-        schema: pa.Schema = self.reader.schema()
-        for number, field in enumerate(schema):
-            if field.name in self.categories:
-                kind = _recoded_type(field.type, self.categories[field.name])
-                schema = schema.set(number, field.with_type(kind))
-        return schema
-
-
-def _recode(column: pa.ChunkedArray, categories: pa.Array) -> pa.ChunkedArray:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    def chunk_of(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
-        if chunk.dictionary.equals(categories):
-            codes = chunk.indices.cast("int32")
-        else:
-            codes = pc.index_in(chunk.dictionary.cast(categories.type), categories).take(chunk.indices)
-        return pa.DictionaryArray.from_arrays(codes, categories, ordered=chunk.type.ordered)
-
-    return pa.chunked_array([chunk_of(chunk) for chunk in column.chunks], _recoded_type(column.type, categories))
-
-
-def _recoded_type(kind: pa.DictionaryType, categories: pa.Array) -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.dictionary(pa.int32(), categories.type, ordered=kind.ordered)
-
-
-def _union(name: str, categories: pa.Array | None, new: pa.Array) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if categories is None:
-        return pa.array(new.to_pylist(), new.type)  # drops the validity bitmap, which XGBoost does not accept
-    try:
-        missing = new.filter(pc.invert(pc.is_in(new.cast(categories.type), categories)))
-    except pa.ArrowInvalid as error:
-        raise ConfigurationError(
-            f"[DT-732] column {name!r}: expected categories of one type in all datasets, got {categories.type} and "
-            f"{new.type}. Convert the categories to one type"
-        ) from error
-    if not len(missing):
-        return categories
-    return pa.array([*categories.to_pylist(), *missing.cast(categories.type).to_pylist()], categories.type)
 
 
 def _is_text(kind: pa.DataType) -> bool:
