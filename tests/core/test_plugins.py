@@ -84,6 +84,21 @@ def test_missing_plugin_error_lists_the_installed_plugins_and_the_install_comman
     monkeypatch.syspath_prepend(tmp_path)  # plugins are looked up again for another module path
     with pytest.raises(PluginNotFoundError, match=r'pip install "drivetrain\[tensorflow\]"'):
         load_plugin("backend", "tensorflow")
+    for kind, name, requirement in (
+        ("runtime", "command", '"drivetrain[launch]"'),
+        ("command", "new-plugin", '"drivetrain[testing]"'),
+        ("callback", "progress", "drivetrain"),
+        ("view", "page", "drivetrain"),
+        ("view", "plot", '"drivetrain[plot]"'),
+    ):
+        with pytest.raises(PluginNotFoundError) as error:
+            load_plugin(kind, name)
+        assert str(error.value).endswith(f". Run: pip install {requirement}")
+
+
+def test_command_of_another_distribution_does_not_replace_a_built_in_one(install: Install) -> None:
+    install("other-plugin", "other_plugin", "", {"drivetrain.commands": {"doctor": "other_plugin:add_doctor"}})
+    assert load_plugin("command", "doctor").__module__ == "drivetrain_console._commands.doctor"
 
 
 def test_broken_plugin_names_its_distribution_and_shows_the_error(broken: Path) -> None:

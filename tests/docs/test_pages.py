@@ -254,8 +254,8 @@ def test_command_and_its_arguments_exist(place: str, words: list[str]) -> None:
         if word.startswith(("./packages/", "docs/", "examples/", "tests/")):
             assert (ROOT / word.partition("[")[0]).exists(), f"{place}: there is no {word}"
         if (extra := re.search(r"\[(\w+)\]$", word)) is not None:
-            core = (ROOT / "packages/core/pyproject.toml").read_text()
-            assert re.search(rf"^{extra[1]} = ", core, re.MULTILINE), f"{place}: there is no extra {extra[1]}"
+            extras = (ROOT / "packages/drivetrain/pyproject.toml").read_text()
+            assert re.search(rf"^{extra[1]} = ", extras, re.MULTILINE), f"{place}: there is no extra {extra[1]}"
 
 
 def test_readme_has_the_ci_command() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from drivetrain_testing._storages import StorageConformance
     from drivetrain_testing._trainables import TrainableConformance
     from drivetrain_testing._trainers import TrainerConformance
+    from drivetrain_testing._views import ViewConformance
 
 __all__ = [
     "BackendConformance",
@@ -39,6 +40,7 @@ __all__ = [
     "StorageConformance",
     "TrainableConformance",
     "TrainerConformance",
+    "ViewConformance",
     "check_overrides",
 ]
 
@@ -60,6 +62,7 @@ _MODULES = {
     "StorageConformance": "_storages",
     "TrainableConformance": "_trainables",
     "TrainerConformance": "_trainers",
+    "ViewConformance": "_views",
 }
 
 if not TYPE_CHECKING:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -26,23 +25,13 @@ from typing import ClassVar
 import pytest
 
 from drivetrain.plugin import load_plugin
-from drivetrain.plugin.backends import run_python
 from drivetrain.plugin.checks import one_line
 from drivetrain_console import BAD, OK, main
-from drivetrain_testing._checks import check_equal
+from drivetrain_testing._checks import check_equal, find_heavy_imports
 from drivetrain_testing._conformance import check_overrides
 from drivetrain_testing._retriedjob import run_two_workers
 
 __all__ = ["CommandConformance"]
-
-_HEAVY = "jax lightning mlflow numpy optuna pandas pyarrow ray sklearn tensorflow torch transformers wandb"
-_IMPORTS = """
-import argparse, sys
-from drivetrain.plugin import load_plugin
-sys.path[:0] = sys.argv[3:]
-load_plugin("command", sys.argv[1])(argparse.ArgumentParser().add_subparsers())
-print("imported:", *sorted(set(sys.argv[2].split()) & sys.modules.keys()))
-"""
 
 
 class CommandConformance:
@@ -99,7 +88,7 @@ class CommandConformance:
             pytest.fail(f"expected JSON on stdout with --json, got {text[:500]!r}. Print results with emit()")
 
     def test_is_added_without_heavy_imports(self) -> None:
-        imported = run_python(_IMPORTS, self.name, _HEAVY, *sys.path)
+        imported = find_heavy_imports("command", self.name)  # loading a command adds it to a parser
         assert imported == "imported:", (
             f"expected that adding the command imports no framework, got {imported}. Import them in the handler"
         )

@@ -82,6 +82,7 @@ SCAFFOLDS = {
     "command": Scaffold(
         "Counts the runs in a directory.", {"command": "add_${module}"}, packages=("drivetrain-console",)
     ),
+    "view": Scaffold("Shows the latest metrics of a run as a table.", {"view": "show"}),
 }
 
 

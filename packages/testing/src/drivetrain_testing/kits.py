@@ -1,4 +1,4 @@
-"""What the authors of a conformance kit use: a package that defines a hook of its own has a kit of its own."""
+"""Names for the authors of conformance kits: a package that defines a hook of its own has a kit of its own."""
 
 from drivetrain_testing._callbacks import check_hooks, check_pickling
 from drivetrain_testing._checks import check_equal

@@ -7,7 +7,7 @@ import argparse
 from drivetrain import __version__
 from drivetrain.plugin import load_plugin
 from drivetrain.plugin.checks import text_of
-from drivetrain.plugin.installed import list_plugins
+from drivetrain.plugin.installed import PROVIDERS, list_plugins
 
 __all__ = ["make_parser"]
 
@@ -21,7 +21,7 @@ def make_parser(selected: str | None = None) -> argparse.ArgumentParser:
             the reason.
 
     Raises:
-        PluginError: the selected command cannot be loaded.
+        PluginError: the selected command cannot be loaded, or is in a package that is not installed.
     """
     parser = argparse.ArgumentParser(
         prog="drivetrain",
@@ -31,7 +31,7 @@ def make_parser(selected: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"drivetrain {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
     names = list(dict.fromkeys(plugin.name for plugin in list_plugins("command")))
-    if selected in names:
+    if selected is not None and (selected in names or ("command", selected) in PROVIDERS):
         load_plugin("command", selected)(commands)
         return parser
     for name in names:

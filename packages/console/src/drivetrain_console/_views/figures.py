@@ -79,7 +79,7 @@ def draw_figure(panels: Mapping[str, Mapping[str, Curve]], *, log: bool = False)
             axis.set_yscale("log")
         axis.set_ylabel(metric)
         axis.grid(alpha=0.3)
-        if len(curves) > 1:
+        if len(curves) > 1 and axis.get_lines():
             axis.legend(fontsize="small", ncols=math.ceil(len(curves) / 8))
     axes[-1].set_xlabel("report")
     return figure

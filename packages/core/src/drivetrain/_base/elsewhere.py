@@ -1,4 +1,4 @@
-"""Where to import names that scripts look up in ``drivetrain``, but that belong to other packages."""
+"""Where to import names that scripts look up in the modules of ``drivetrain``, but that belong to other packages."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ PLACES = {
     "horovod": "HorovodTrainer HorovodConfig",
     "jax": "JaxTrainer JaxConfig",
     "tune": "Tuner",
+    "interactive": (
+        "Trainer TrainingCallback CheckpointStrategy TrainingIterator save_checkpoint load_checkpoint world_rank "
+        "local_rank world_size"
+    ),
+    "launch": "CommandRuntime",
+    "console": "ProgressCallback add_command emit find_run",
+    "track": (
+        "TrackerCallback numbers parameters TBXLoggerCallback MLflowLoggerCallback WandbLoggerCallback "
+        "CometLoggerCallback AimLoggerCallback"
+    ),
+    "testing": (
+        "BackendConformance TrainerConformance RuntimeConformance DatasetConformance CallbackConformance CrashHarness"
+    ),
 }
 """The names of each module, separated by spaces; the first one is the example for the module itself.
 

@@ -34,7 +34,7 @@ def lazy_names(
         elif name in inner:
             value = import_module(inner[name])
         else:
-            raise AttributeError(f"module {facade!r} has no attribute {name!r}{_hint(facade, name)}")
+            raise _missing(facade, name)
         setattr(sys.modules[facade], name, value)
         return value
 
@@ -44,11 +44,20 @@ def lazy_names(
     return get, names
 
 
-def _hint(facade: str, name: str) -> str:
-    """Return a remedy for an unknown name of the main module; empty if there is none."""
-    if facade != "drivetrain":
-        return ""
+def _missing(facade: str, name: str) -> AttributeError | ImportError:
+    """Return the error about an unknown name, with a remedy if the name belongs to another package.
+
+    ``from drivetrain import Trainer`` replaces every AttributeError by a message of its own, so it gets an ImportError.
+    Everything else gets an AttributeError: ``hasattr``, and pickle, which looks up names in all modules.
+    """
     from drivetrain._base.elsewhere import import_of
 
     statement = import_of(name)
-    return f". Write: {statement}" if statement else ""
+    if statement is None:
+        return AttributeError(f"module {facade!r} has no attribute {name!r}")
+    import opcode
+
+    caller = sys._getframe(2)
+    if caller.f_code.co_code[caller.f_lasti] == opcode.opmap["IMPORT_FROM"]:
+        return ImportError(f"cannot import name {name!r} from {facade!r}. Write: {statement}", name=name)
+    return AttributeError(f"module {facade!r} has no attribute {name!r}. Write: {statement}")

@@ -23,7 +23,7 @@ class HasDescriptor(Protocol):
 class Wakeup:
     """A pair of connected sockets: one becomes readable when something is written to the other.
 
-    Neither end ever blocks. A full buffer loses nothing: whoever waits will wake up anyway.
+    Neither end ever blocks. A full buffer loses nothing, because the waiting thread wakes up anyway.
     """
 
     def __init__(self) -> None:

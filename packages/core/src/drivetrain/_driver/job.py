@@ -1,4 +1,4 @@
-"""What one call of ``fit()`` runs: the checked arguments of a trainer."""
+"""The job of one call of ``fit()``: the checked arguments of a trainer."""
 
 from __future__ import annotations
 

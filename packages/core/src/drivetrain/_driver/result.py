@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -164,8 +164,8 @@ class Result:
             ValueError: none of the ranks reported one of the metrics as a number.
             ModuleNotFoundError: matplotlib is not installed.
         """
-        draw: Callable[..., Figure] = load_plugin("view", "plot")
-        return draw(self.storage, metrics, ranks=ranks, log=log)
+        figure: Figure = self.view("plot", metrics=metrics, ranks=ranks, log=log)
+        return figure
 
     def write_report(self, path: str | os.PathLike[str]) -> None:
         """Write a self-contained HTML report about the run: attempts, failures, curves and checkpoints.
@@ -178,7 +178,22 @@ class Result:
         Raises:
             OSError: the file cannot be written.
         """
-        load_plugin("view", "page")(self.storage, Path(path))
+        self.view("page", path=Path(path))
+
+    def view(self, name: str, **options: Any) -> Any:
+        """Show the run with an installed view, a plugin in the group ``drivetrain.views``.
+
+        Args:
+            name: the name of the view, such as ``"plot"`` or ``"page"``.
+            options: the options of the view.
+
+        Returns:
+            What the view returns.
+
+        Raises:
+            PluginNotFoundError: the view is not installed. The message names the package to install, if it is known.
+        """
+        return load_plugin("view", name)(self.storage, **options)
 
     def __str__(self) -> str:
         width = max(map(len, self._rows))

@@ -3,7 +3,7 @@
 The metadata of ``drivetrain`` contain the same table, but an environment may contain only ``drivetrain-core``.
 """
 
-__all__ = ["CORE", "EXTRAS", "OWN"]
+__all__ = ["CORE", "EXTRAS", "OWN", "PROVIDERS"]
 
 CORE = "drivetrain-core"
 """The distribution to which this module belongs."""
@@ -36,6 +36,14 @@ EXTRAS = {
     "testing": "drivetrain-testing",
 }
 """The distribution that each extra of ``drivetrain`` installs."""
+
+PROVIDERS = {
+    ("runtime", "command"): "drivetrain[launch]",
+    ("command", "new-plugin"): "drivetrain[testing]",
+    ("callback", "progress"): "drivetrain",
+    ("view", "page"): "drivetrain",
+}
+"""The requirement that installs a plugin, by its kind and name, for plugins that have not the name of an extra."""
 
 OWN = frozenset({CORE, "drivetrain", *EXTRAS.values()})
 """All distributions of this project."""

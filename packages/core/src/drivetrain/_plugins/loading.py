@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain._base.closest import closest
 from drivetrain._base.failure import one_line, text_of, type_name
-from drivetrain._plugins.known import CORE, EXTRAS
+from drivetrain._plugins.known import CORE, EXTRAS, OWN, PROVIDERS
 from drivetrain._plugins.requirements import find_problem
 from drivetrain._version import __version__
 from drivetrain.errors import DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
@@ -336,9 +336,10 @@ def _check_unique(candidates: Sequence[Plugin]) -> Any:
 def _select(candidates: Sequence[Plugin]) -> Plugin:
     """Return the only candidate, or the command of drivetrain itself. Otherwise, raise an error."""
     first = candidates[0]
-    if first.kind == "command":
-        first = next((plugin for plugin in candidates if plugin.distribution == CORE), first)
-    if len(candidates) > 1 and (first.kind, first.distribution) != ("command", CORE):
+    own = [plugin for plugin in candidates if plugin.kind == "command" and plugin.distribution in OWN]
+    if own:
+        return own[0]
+    if len(candidates) > 1:
         providers = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
         raise PluginError(
             f"[DT-603] {first.kind} {first.name!r}: expected one distribution that provides it, got {providers}. "
@@ -417,8 +418,8 @@ def load_single_plugin(kind: str, *, hint: str) -> Any:
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     names = ", ".join(repr(plugin.name) for plugin in installed) or "none"
     message = f"[DT-601] no {kind} {name!r} is installed. Installed: {names}"
-    if (extra := _extra_of(name)) is not None:
-        return f'{message}. Run: pip install "drivetrain[{extra}]"'
+    if (requirement := _find_provider(kind, name)) is not None:
+        return f"{message}. Run: pip install {requirement}"
     if meant := closest(name, [plugin.name for plugin in installed]):
         message += f". Did you mean {meant!r}?"
     for group in find_unknown_groups():
@@ -430,9 +431,11 @@ def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     return message
 
 
-def _extra_of(name: str) -> str | None:
-    """Return the extra that installs a plugin, or None. The extra ``x`` installs the plugins ``x`` and ``x_...``."""
-    return next((extra for extra in EXTRAS if name == extra or name.startswith(f"{extra}_")), None)
+def _find_provider(kind: str, name: str) -> str | None:
+    """Return what installs a plugin, as an argument of pip, or None. The extra ``x`` installs ``x`` and ``x_...``."""
+    extras = (f"drivetrain[{extra}]" for extra in EXTRAS if name == extra or name.startswith(f"{extra}_"))
+    requirement = PROVIDERS.get((kind, name)) or next(extras, None)
+    return f'"{requirement}"' if requirement and "[" in requirement else requirement
 
 
 def install_commands(*names: str) -> list[str]:

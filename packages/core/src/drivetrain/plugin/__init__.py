@@ -16,6 +16,7 @@ group                     the plugin provides
 ``drivetrain.strategies`` a :class:`drivetrain_torch.ParallelStrategy` class, which wraps a PyTorch model
 ``drivetrain.trainables`` a function that adapts a trainer so that another system can run it
 ``drivetrain.trainers``   a trainer class, which :func:`drivetrain.restore` finds by its name
+``drivetrain.views``      a function that shows a run, for :meth:`drivetrain.Result.view`
 ========================= ====================================================================
 
 An installed plugin runs no code until it is selected by name, with three exceptions: drivetrain asks every dataset

@@ -1,4 +1,4 @@
-"""What backends and plugins of frameworks use."""
+"""Names for backends and plugins of frameworks."""
 
 from drivetrain._hooks.backend import WorkerGroup, WrappedBackend
 from drivetrain._hooks.context import AttemptInfo

@@ -1,4 +1,4 @@
-"""What callbacks and trackers use: the events of a run, its metrics, and texts without secrets."""
+"""Names for callbacks and trackers: the events of a run, its metrics, and texts without secrets."""
 
 from drivetrain._base.console import Console
 from drivetrain._base.metrics import find_metric, flatten, has_metric, reported_metrics, writable

@@ -1,4 +1,4 @@
-"""What conformance kits use: the checks that a run makes, and the points at which a driver can be crashed."""
+"""Names for conformance kits: the checks that a run makes, and the points at which a driver can be crashed."""
 
 from drivetrain._base.closest import closest
 from drivetrain._base.crashpoints import ADDRESS, POINTS

@@ -1,4 +1,4 @@
-"""What providers of datasets, and trainers that own the training loop, use."""
+"""Names for providers of datasets, and for trainers that own the training loop."""
 
 from drivetrain._hooks.dataset import DatasetShard, SplitRequest
 from drivetrain._plugins.datasets import OpenedDataset, required_runtime

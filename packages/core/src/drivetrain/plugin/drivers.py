@@ -1,4 +1,4 @@
-"""What programs use that start worker groups themselves, or watch a running driver."""
+"""Names for programs that start worker groups themselves, or watch a running driver."""
 
 from drivetrain._base.notebook import as_table
 from drivetrain._driver.control import ask

@@ -1,6 +1,6 @@
 """The installed plugins: which there are, what is wrong with them, and how to install what is missing."""
 
-from drivetrain._plugins.known import CORE, OWN
+from drivetrain._plugins.known import CORE, OWN, PROVIDERS
 from drivetrain._plugins.loading import (
     KINDS,
     Plugin,
@@ -19,6 +19,7 @@ __all__ = [
     "CORE",
     "KINDS",
     "OWN",
+    "PROVIDERS",
     "Plugin",
     "check_plugin",
     "check_plugins",

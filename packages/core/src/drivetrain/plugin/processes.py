@@ -1,4 +1,4 @@
-"""What runtimes use that start worker processes themselves."""
+"""Names for runtimes that start worker processes themselves."""
 
 from drivetrain._base.failure import describe_exit
 from drivetrain._plugins.frameworks import reseed

@@ -1,4 +1,4 @@
-"""Functions that read files of a run directory which may come from somebody else."""
+"""Functions that read files of a run directory, which may come from an untrusted source."""
 
 from drivetrain._storage.reading import (
     MAX_LINE_BYTES,

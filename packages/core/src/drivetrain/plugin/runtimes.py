@@ -1,4 +1,4 @@
-"""What runtimes use: groups of workers and the connections to them."""
+"""Names for runtimes: groups of workers and the connections to them."""
 
 from drivetrain._base.wakeup import Wakeup
 from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec

@@ -1,4 +1,4 @@
-"""What runs in a worker: the session of a train function, and the requests to end a run."""
+"""Names for code in a worker: the session of a train function, and the requests to end a run."""
 
 from drivetrain._base.failure import behind_exit
 from drivetrain._base.interrupts import Interrupts

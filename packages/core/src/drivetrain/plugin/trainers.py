@@ -1,4 +1,4 @@
-"""What trainers, and systems that run trainers as trials, use."""
+"""Names for trainers, and for systems that run trainers as trials."""
 
 from drivetrain._base.pickling import dumps
 from drivetrain._driver.arguments import (
