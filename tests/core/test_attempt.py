@@ -17,13 +17,13 @@ from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.attempt import Attempt
 from drivetrain._driver.controller import Controller
 from drivetrain._driver.outcomes import AttemptFailed, Ending, Grow, RunFailed, Succeeded
+from drivetrain._driver.policies import RetryBudget
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.states import AttemptState
 from drivetrain._driver.tasks import TaskFactory
 from drivetrain._hooks.backend import NoBackend
 from drivetrain._hooks.callback import Callbacks
 from drivetrain._hooks.context import Run
-from drivetrain._hooks.policy import RetryBudget
 from drivetrain._runtimes.base import GroupSpec
 from drivetrain._storage.manifest import CheckpointManager
 from drivetrain._wire.commands import CountSteps, Renumber, StopAfter

@@ -23,7 +23,7 @@ for run in range(2):
     logs = Path(given["logs"]) if given["logs"] else None
     join_run(JoinRun(0, log_directory=logs, shown=given["shown"]), output)
     print("run", run)
-    output.settle()
+    output.flush()
 Path(given["sent"]).write_bytes(b"".join(data for _, data in messages))
 """
 

@@ -27,8 +27,7 @@ from drivetrain import (
 )
 from drivetrain._base.failure import Failure
 from drivetrain._driver.callbacks import make_callbacks
-from drivetrain._driver.policies import make_policy
-from drivetrain._hooks.policy import RetryBudget
+from drivetrain._driver.policies import RetryBudget, make_policy
 from tests.support import Collector
 
 Install = Callable[[str, str, str, dict[str, dict[str, str]]], None]

@@ -21,7 +21,7 @@ def test_report_without_combination_waits_for_no_other_rank() -> None:
     matcher = ReportMatcher(2)
 
     assert matcher.add(report(0, 1)) == matcher.add(report(0, 2)) == []
-    assert not matcher.holds_up_to(2)
+    assert not matcher.waits_up_to(2)
 
 
 def test_combination_is_complete_when_every_rank_has_passed_its_report() -> None:
@@ -29,14 +29,14 @@ def test_combination_is_complete_when_every_rank_has_passed_its_report() -> None
 
     assert matcher.add(report(0, 1, combine=True, loss=1)) == []
     assert matcher.add(report(1, 1, loss=2)) == []
-    assert matcher.holds_up_to(1)
+    assert matcher.waits_up_to(1)
     (matched,) = matcher.add(report(2, 1, combine=True, loss=3))
 
     assert (matched.number, matched.metrics) == (1, {0: {"loss": 1}, 1: {"loss": 2}, 2: {"loss": 3}})
-    assert not matcher.holds_up_to(1)
+    assert not matcher.waits_up_to(1)
 
 
-def test_held_reports_are_settled_in_order() -> None:
+def test_waiting_reports_are_released_in_order() -> None:
     matcher = ReportMatcher(2)
     for number in (1, 2, 3):
         assert matcher.add(report(0, number, combine=True)) == []
@@ -109,13 +109,13 @@ class SimpleMatcher:
         self.silent.discard(rank)
         if hold:
             self.held.setdefault(number, self.clock())
-        return self.settle()
+        return self.release()
 
     def finish(self, rank: int) -> list[int]:
         self.running.discard(rank)
-        return self.settle()
+        return self.release()
 
-    def settle(self) -> list[int]:
+    def release(self) -> list[int]:
         if self.held:
             oldest = min(self.held)
             if max(self.latest.values()) >= oldest + 2 and self.clock() - self.held[oldest] >= 10:
@@ -147,6 +147,6 @@ def test_reports_are_released_exactly_when_every_awaited_rank_has_reached_them(s
         else:
             continue
         assert [matched.number for matched in released] == simple
-        assert matcher.holds_up_to(70) == bool(expected.held)
+        assert matcher.waits_up_to(70) == bool(expected.held)
         if not running:
             break

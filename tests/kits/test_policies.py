@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drivetrain import FailureConfig
-from drivetrain._hooks.policy import RetryBudget
+from drivetrain._driver.policies import RetryBudget
 from drivetrain.plugin import Failure
 from drivetrain_testing import PolicyConformance
 from tests.kits.rejecting import rejection

@@ -42,7 +42,7 @@ class CommandGroup(RemoteGroup):
         self._launch = launch
         self._shares: dict[int, Share] = {}
         self._closed: set[int] = set()  # ranks whose connection is closed
-        self._unsettled: dict[int, float] = {}  # when the exit of a rank was noticed first, on the monotonic clock
+        self._exiting: dict[int, float] = {}  # when the exit of a rank was noticed first, on the monotonic clock
 
     def start(self) -> None:
         """Wait for the supervisors, start the workers, and wait until they are ready to receive the train function."""
@@ -106,7 +106,7 @@ class CommandGroup(RemoteGroup):
     def connection_closed(self, rank: int) -> None:
         """Wait for the supervisor's report about the exit of the process."""
         self._closed.add(rank)
-        self._settle([rank])
+        self._await_exits([rank])
 
     def end(self) -> None:
         """Let the processes exit if their train functions have returned, and kill them otherwise."""
@@ -152,34 +152,34 @@ class CommandGroup(RemoteGroup):
         """Handle connections, output and exits, and record which workers of this group have exited."""
         self._launch.handle()
         supervisors = self._launch.supervisors
-        self._settle(
+        self._await_exits(
             rank for index, rank in self.rank_of.items() if supervisors[index].exited or supervisors[index].is_lost
         )
 
-    def _settle(self, ranks: Iterable[int]) -> None:
+    def _await_exits(self, ranks: Iterable[int]) -> None:
         """Record the exits of workers, once their connections are closed and their supervisors have reported the exits.
 
         The report may overtake the last messages of the worker, because they arrive over another connection. A wait for
         it may call this method again for other ranks. Only the outermost call waits: for all ranks together, and with a
         stack whose depth does not depend on their number.
         """
-        is_outermost = not self._unsettled
+        is_outermost = not self._exiting
         for rank in ranks:
             if not self.has_exited(rank):
-                self._unsettled.setdefault(rank, time.monotonic())
+                self._exiting.setdefault(rank, time.monotonic())
         if not is_outermost:
             return
         try:
-            while self._unsettled:
+            while self._exiting:
                 now = time.monotonic()
-                waits = {rank: began + self._wait_s(rank) - now for rank, began in self._unsettled.items()}
+                waits = {rank: began + self._wait_s(rank) - now for rank, began in self._exiting.items()}
                 for rank in [rank for rank, wait_s in waits.items() if wait_s <= 0]:
                     self._record_exit(rank)
-                    del self._unsettled[rank], waits[rank]
+                    del self._exiting[rank], waits[rank]
                 if waits:
                     self.handle_ready(min(waits.values()))
         finally:
-            self._unsettled.clear()
+            self._exiting.clear()
 
     def _wait_s(self, rank: int) -> float:
         """Return how long to wait for the cause of an exit, from the first notice, as far as it is known now."""

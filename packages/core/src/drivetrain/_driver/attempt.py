@@ -1,18 +1,20 @@
 """Runs one attempt: processes the events of the ranks, and determines how the attempt ends.
 
-:mod:`~drivetrain._driver.states` defines the states of an attempt. In the same package, ``delivery`` processes reports,
-``termination`` asks ranks to save and return, ``replacement`` replaces lost ranks, and ``diagnosis`` determines the
-cause of a failure.
+:mod:`~drivetrain._driver.states` defines the states of an attempt. In the same package, ``delivery`` passes reports to
+the callbacks, ``commits`` commits checkpoints, ``termination`` asks ranks to save and return, ``replacement`` replaces
+lost ranks, and ``diagnosis`` determines the cause of a failure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from drivetrain._driver.commits import Commits
 from drivetrain._driver.delivery import Delivery
 from drivetrain._driver.diagnosis import Diagnosis
 from drivetrain._driver.outcomes import AttemptFailed, Ending, Succeeded
@@ -43,6 +45,7 @@ from drivetrain._wire.events import (
     StepsCounted,
     Uploaded,
 )
+from drivetrain.errors import CallbackError, StorageError
 
 __all__ = ["Attempt"]
 
@@ -74,7 +77,8 @@ class Attempt:
         self._group = group
         self._machine = machine = StateMachine()
         self._ranks = ranks = Ranks(group.workers, last_report, services.backend.name)
-        self._delivery = Delivery(services, ranks, machine, last_report.number, group.send)
+        self._delivery = Delivery(services, ranks, machine, last_report.number)
+        self._commits = Commits(services, ranks, last_report.number, group.send)
         self._diagnosis = Diagnosis(services.run, ranks)
         self._termination = Termination(services, group, ranks, machine, target_size)
         self._replacement: Replacement | None = None
@@ -139,29 +143,45 @@ class Attempt:
 
     def _wait(self, timeout_s: float | None) -> None:
         """Process events, or commit a checkpoint that has waited long enough for further ranks."""
-        check = self._delivery.next_check()
+        check = self._commits.next_check()
         if check is not None:
             until_check_s = max(0.0, check - time.monotonic())
             timeout_s = until_check_s if timeout_s is None else min(timeout_s, until_check_s)
         self._group.pump(self.handle, timeout_s)
         if check is not None and time.monotonic() >= check and self.state.is_active:
-            self._note_commits(self._delivery.commit())
+            self._note_commits(self._commit())
 
     def _note_commits(self, committed: bool) -> None:
         if committed:
             self._termination.consider_growth()
-        if self.state is AttemptState.STOPPING and self._delivery.is_complete:
+        if self.state is AttemptState.STOPPING and not self._waits_for_checkpoints:
             self._machine.apply(Trigger.CHECKPOINTS_COMPLETED)
+
+    @property
+    def _waits_for_checkpoints(self) -> bool:
+        """True if a report or checkpoint is incomplete that was reported before the stop condition was met."""
+        number = self._delivery.stop_number
+        is_earlier_waiting = number is not None and (
+            self._delivery.waits_up_to(number) or self._commits.waits_up_to(number)
+        )
+        return is_earlier_waiting or self._commits.is_uploading
 
     def _dispatch(self, event: Event) -> bool:
         """Process one event; return True if a checkpoint was committed."""
         match event:
             case Reported():
-                return self._delivery.on_report(event)
-            case FilesAnnounced() | Uploaded():
-                return self._delivery.on_files(event)
+                self._delivery.note(event)
+                self._commits.add(event)
+                self._delivery.deliver(event)
+                return self._commit()
+            case FilesAnnounced():
+                self._commits.announce(event)
+                return self._commit()
+            case Uploaded():
+                self._commits.upload(event)
+                return self._commit()
             case CommitOverdue() | FilesClaimed():
-                self._delivery.respond(event)
+                self._commits.respond(event)
             case PhaseEntered():
                 self._ranks.apply(event)
             case Returned():
@@ -196,9 +216,20 @@ class Attempt:
         if not self._ranks.apply(event):
             return False
         self._ranks[event.rank].return_value = event.value
-        committed = self._delivery.finish(event.rank)
+        self._commits.finish(event.rank)
+        self._delivery.finish(event.rank)
+        committed = self._commit()
         self._termination.on_return(event)
         return committed
+
+    def _commit(self) -> bool:
+        """Commit the checkpoints that are complete; return True if there was one."""
+        try:
+            return self._commits.commit_complete()
+        except StorageError:  # this ends the attempt, but the waiting reports have arrived
+            with contextlib.suppress(CallbackError):  # the storage error remains the root cause
+                self._delivery.flush()
+            raise
 
     @property
     def replaceable(self) -> Sequence[int]:
@@ -215,7 +246,8 @@ class Attempt:
         """Record that new processes have replaced the lost ranks, so that :meth:`follow` can continue."""
         self._machine.apply(Trigger.RANKS_REPLACED)
         self._replacement = None
-        self._delivery.restart(last_report, lost)
+        self._delivery.restart(last_report)
+        self._commits.restart(last_report.number, lost)
         self._diagnosis.losses.clear()
         self._ranks.replace(lost, workers, last_report)
         self._started_at = time.monotonic()
@@ -234,7 +266,7 @@ class Attempt:
         config = self._run.run_config
         match self.state:
             case AttemptState.STOPPING:
-                uploads_s = config.sync_config.sync_timeout if self._delivery.is_uploading else 0.0
+                uploads_s = config.sync_config.sync_timeout if self._commits.is_uploading else 0.0
                 return self._machine.entered_at + _STOP_WAIT_S + uploads_s
             case AttemptState.PREEMPTING | AttemptState.INTERRUPTING | AttemptState.GROWING:
                 return self._machine.entered_at + self._termination.grace_s
@@ -263,7 +295,7 @@ class Attempt:
 
     def describe_uncommitted(self) -> str:
         """Return a message about the checkpoints that were reported and are lost; empty if there are none."""
-        return "" if self.state is AttemptState.SUCCEEDED else self._delivery.describe_uncommitted()
+        return "" if self.state is AttemptState.SUCCEEDED else self._commits.describe_uncommitted()
 
     def _end(self) -> Ending:
         self._delivery.flush()

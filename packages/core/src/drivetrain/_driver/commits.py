@@ -62,7 +62,7 @@ class Commits:
         """True if checkpoints wait for files that are being stored."""
         return any(pending.storing for pending in self._pending)
 
-    def holds_up_to(self, number: int) -> bool:
+    def waits_up_to(self, number: int) -> bool:
         """Return True if the checkpoint of the report with this number or a smaller number is not committed."""
         return any(pending.number <= number for pending in self._pending)
 
@@ -122,7 +122,7 @@ class Commits:
             self._pending.note_started()
         while self._young and self._pending.get(self._young[0].number) is not self._young[0]:
             self._young.popleft()
-        warning = max(self._young[0].held_from + _WARNING_S, self._no_warning_before) if self._young else None
+        warning = max(self._young[0].waiting_since + _WARNING_S, self._no_warning_before) if self._young else None
         times = [moment for moment in (self._pending.next_expiry, warning) if moment is not None]
         return min(times, default=None)
 
@@ -141,7 +141,7 @@ class Commits:
     def describe_uncommitted(self) -> str:
         """Return a message about the checkpoints that were reported and are not committed; empty if there are none."""
         committed = {entry.name for entry in self._services.checkpoints.committed}
-        pending = [held for held in self._pending if held.name not in committed]
+        pending = [each for each in self._pending if each.name not in committed]
         if not pending:
             return ""
         return (
@@ -152,11 +152,11 @@ class Commits:
     def _warn_of_old(self) -> None:
         """Name the checkpoints that have been waiting for other ranks' reports for long."""
         now = time.monotonic()
-        if not self._young or now < max(self._young[0].held_from + _WARNING_S, self._no_warning_before):
+        if not self._young or now < max(self._young[0].waiting_since + _WARNING_S, self._no_warning_before):
             return
-        while self._young and now >= self._young[0].held_from + _WARNING_S:
+        while self._young and now >= self._young[0].waiting_since + _WARNING_S:
             self._young.popleft()
-        old = [held for held in self._pending if held.awaited and now >= held.held_from + _WARNING_S]
+        old = [each for each in self._pending if each.awaited and now >= each.waiting_since + _WARNING_S]
         if not old:  # they wait for uploads
             return
         self._no_warning_before = now + _WARNING_PAUSE_S
@@ -173,7 +173,8 @@ class Commits:
                 f"checkpoint_ranks={savers})"
             )
         self._print(
-            f"[DT-430] not committed for {now - oldest.held_from:.0f} s: {_names(old)}, until {_missing(old)} {reason}"
+            f"[DT-430] not committed for {now - oldest.waiting_since:.0f} s: {_names(old)}, until {_missing(old)} "
+            f"{reason}"
         )
 
     def _commit(self, pending: PendingCheckpoint) -> bool:

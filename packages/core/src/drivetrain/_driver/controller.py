@@ -22,12 +22,12 @@ from drivetrain._driver.attempt import Attempt
 from drivetrain._driver.backendsetup import BackendSetup, environment_of
 from drivetrain._driver.diagnosis import failure_in_driver
 from drivetrain._driver.outcomes import AttemptFailed, Ending, Grow, RunFailed, Succeeded
-from drivetrain._driver.policies import Decision, ask
+from drivetrain._driver.policies import Decision, ask, avoided_nodes
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.tasks import TaskFactory, require_pickling_of_task, scaling_for
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._hooks.policy import FailurePolicy, avoided_nodes
+from drivetrain._hooks.policy import FailurePolicy
 from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
 from drivetrain._runtimes.stacks import own_stacks
 from drivetrain._storage.checkpoint import Checkpoint

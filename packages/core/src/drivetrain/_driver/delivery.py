@@ -1,52 +1,41 @@
-"""Processes reports: passes metrics to the callbacks, and combines values over the ranks."""
+"""Delivers reports to the callbacks, with the values that are combined over the ranks."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from drivetrain._base.failure import one_line
 from drivetrain._base.metrics import AUTOMATIC, find_metric
-from drivetrain._driver.commits import Commits
 from drivetrain._driver.ranks import Rank, Ranks, clock_of
 from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.states import StateMachine, Trigger
 from drivetrain._hooks.callback import Report
-from drivetrain._wire.commands import RunningTaskCommand
-from drivetrain._wire.events import CommitOverdue, FilesAnnounced, FilesClaimed, Reported, ReportNumber, Uploaded
-from drivetrain.errors import CallbackError, StorageError
+from drivetrain._wire.events import Reported, ReportNumber
+from drivetrain.errors import CallbackError
 
 __all__ = ["Delivery"]
 
 
 class Delivery:
-    """Delivers the reports of one attempt to the callbacks, and has their checkpoints committed.
+    """Delivers the reports of one attempt to the callbacks.
 
     Args:
         services: the services of the run.
         ranks: the ranks of the attempt.
         machine: the state machine, which receives ``Trigger.STOP_CONDITION_MET``.
         last_number: the report number from which the reports of the attempt continue counting.
-        send: sends a command to ranks.
 
     Attributes:
         last_number: the highest report number so far.
+        stop_number: the number of the report that met the stop condition; None if none has met it.
         metrics: the last metrics that rank 0 reported; None before its first report.
     """
 
-    def __init__(
-        self,
-        services: RunServices,
-        ranks: Ranks,
-        machine: StateMachine,
-        last_number: int,
-        send: Callable[[Sequence[int], RunningTaskCommand], None],
-    ) -> None:
+    def __init__(self, services: RunServices, ranks: Ranks, machine: StateMachine, last_number: int) -> None:
         self._services = services
         self._config = services.run.run_config
         self._ranks = ranks
@@ -54,83 +43,42 @@ class Delivery:
         self._matcher = ReportMatcher(len(ranks), last_number)
         self._waiting: deque[Reported] = deque()
         self._combined: dict[int, dict[str, float]] = {}
-        self._commits = Commits(services, ranks, last_number, send)
-        self._stop_number: int | None = None
         self.last_number = last_number
+        self.stop_number: int | None = None
         self.metrics: dict[str, Any] | None = None
 
-    @property
-    def is_uploading(self) -> bool:
-        """True if checkpoints wait for files that are being stored."""
-        return self._commits.is_uploading
+    def waits_up_to(self, number: int) -> bool:
+        """Return True if the report with this number or a smaller number waits for another rank."""
+        return self._matcher.waits_up_to(number)
 
-    @property
-    def is_complete(self) -> bool:
-        """True if all checkpoints that were reported before the stop condition was met are complete."""
-        number = self._stop_number
-        is_waiting = number is not None and (self._matcher.holds_up_to(number) or self._commits.holds_up_to(number))
-        return not is_waiting and not self.is_uploading
-
-    def next_check(self) -> float | None:
-        """Return the monotonic time at which to call :meth:`commit` even if no event arrives; None if there is none."""
-        return self._commits.next_check()
-
-    def on_report(self, event: Reported) -> bool:
-        """Process a report; return True if a checkpoint was committed."""
+    def note(self, event: Reported) -> None:
+        """Record the number of a report, and add the automatic metrics to it."""
         rank = self._ranks[event.rank]
         self._fill_in(event, rank)
         rank.number, rank.iteration = event.number, event.iteration
         self.last_number = max(self.last_number, event.number)
-        self._commits.add(event)
-        settled = self._matcher.add(event)
+
+    def deliver(self, event: Reported) -> None:
+        """Pass a report to the callbacks, now or as soon as its values are combined."""
+        matched = self._matcher.add(event)
         if event.rank == 0 and not event.quiet and (event.reduce or self._waiting):
             self._waiting.append(event)
         elif not event.quiet:
             self._deliver(event)
-        self._combine(settled)
-        return self.commit()
+        self._combine(matched)
 
-    def on_files(self, event: FilesAnnounced | Uploaded) -> bool:
-        """Process the begin or the end of storing files; return True if a checkpoint was committed."""
-        if isinstance(event, FilesAnnounced):
-            self._commits.announce(event)
-        else:
-            self._commits.upload(event)
-        return self.commit()
-
-    def respond(self, event: CommitOverdue | FilesClaimed) -> None:
-        """Respond to a request of a rank that reports a checkpoint."""
-        self._commits.respond(event)
-
-    def describe_uncommitted(self) -> str:
-        """Return a message about the checkpoints that were reported and are not committed; empty if there are none."""
-        return self._commits.describe_uncommitted()
-
-    def finish(self, rank: int) -> bool:
-        """Record that a rank will not report again; return True if a checkpoint was committed."""
-        self._commits.finish(rank)
+    def finish(self, rank: int) -> None:
+        """Record that a rank will not report again."""
         self._combine(self._matcher.finish(rank))
-        return self.commit()
 
-    def commit(self) -> bool:
-        """Commit the checkpoints that are complete; return True if there was one."""
-        try:
-            return self._commits.commit_complete()
-        except StorageError:  # this ends the attempt, but the waiting reports have arrived
-            with contextlib.suppress(CallbackError):  # the storage error remains the root cause
-                self.flush()
-            raise
-
-    def restart(self, last_report: ReportNumber, lost: Sequence[int]) -> None:
-        """Discard the reports and checkpoints that will not be completed because ranks were lost.
+    def restart(self, last_report: ReportNumber) -> None:
+        """Discard the reports that will not be completed because ranks were lost.
 
         Args:
             last_report: the report number and the iteration from which all ranks continue counting.
-            lost: the lost ranks. A checkpoint that waits for files of one of them is discarded.
         """
         self.flush()
         self._matcher.restart(last_report.number)
-        self._commits.restart(last_report.number, lost)
         self._combined.clear()
 
     def flush(self) -> None:
@@ -161,8 +109,8 @@ class Delivery:
             self.metrics = event.metrics
         self._services.callbacks.report(Report(event.rank, event.iteration, event.metrics, event.directory))
         condition = self._config.stop
-        if event.rank == 0 and condition is not None and self._stop_number is None and self._is_met(event):
-            self._stop_number = event.number
+        if event.rank == 0 and condition is not None and self.stop_number is None and self._is_met(event):
+            self.stop_number = event.number
             self._machine.apply(Trigger.STOP_CONDITION_MET)
 
     def _is_met(self, event: Reported) -> bool:
@@ -177,10 +125,10 @@ class Delivery:
         except Exception as error:  # raised by a user's function, or by comparing a metric that is not a number
             raise CallbackError(f"[DT-605] RunConfig(stop=...) raised {one_line(error)}") from error
 
-    def _combine(self, settled: list[MatchedReport]) -> None:
+    def _combine(self, matched: list[MatchedReport]) -> None:
         """Combine the values of matched reports, and deliver the reports that waited for them."""
-        for matched in settled:
-            self._combined[matched.number] = combine(matched.metrics, matched.reduce)
+        for reports in matched:
+            self._combined[reports.number] = combine(reports.metrics, reports.reduce)
             while self._waiting and (not self._waiting[0].reduce or self._waiting[0].number in self._combined):
                 self._deliver_waiting()
 

@@ -47,7 +47,7 @@ class PendingCheckpoint:
     Attributes:
         number: the report number within the run.
         iteration: the smallest iteration of the reports with this number.
-        held_from: the time in seconds at which the checkpoint began to wait.
+        waiting_since: the time in seconds at which the checkpoint began to wait.
         metrics: the metrics of each rank that has made the report.
         files: for each rank whose files are stored, these files by relative path.
         directories: for each rank that contributes, the name of the checkpoint's directory.
@@ -61,7 +61,7 @@ class PendingCheckpoint:
 
     number: int
     iteration: int
-    held_from: float
+    waiting_since: float
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
     files: dict[int, dict[str, StoredFile]] = field(default_factory=dict)
     directories: dict[int, str] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class PendingCheckpoints:
     ) -> None:
         self._clock = clock
         self._roles = Roles(world_size, committed)
-        self._held: dict[int, PendingCheckpoint] = {}
+        self._waiting: dict[int, PendingCheckpoint] = {}
         self._expect_all(world_size, last_number)
 
     def _expect_all(self, world_size: int, last_number: int) -> None:
@@ -173,11 +173,11 @@ class PendingCheckpoints:
 
     def __iter__(self) -> Iterator[PendingCheckpoint]:
         """Iterate over the checkpoints, ordered by number."""
-        return iter([held for _, held in sorted(self._held.items())])
+        return iter([pending for _, pending in sorted(self._waiting.items())])
 
     def get(self, number: int) -> PendingCheckpoint | None:
         """Return the checkpoint with this report number; None if it does not wait."""
-        return self._held.get(number)
+        return self._waiting.get(number)
 
     def is_closed(self, number: int) -> bool:
         """Return True if files that are reported with this number are too late."""
@@ -194,26 +194,26 @@ class PendingCheckpoints:
         is_new, is_optional = rank not in roles.contributors, rank in roles.optional
         roles.note_files(rank, number)
         if (released := self._released.get(number)) is not None:
-            self._hold_again(released)
-        if (held := self._held.get(number)) is not None:
-            held.storing.add(rank)
+            self._reopen(released)
+        if (pending := self._waiting.get(number)) is not None:
+            pending.storing.add(rank)
         elif number not in self._closed:
             self._announced.setdefault(number, set()).add(rank)
         if not is_new:
             return []
         lacking = [later for later in self._released.values() if later.number > number and not later.declared]
         for later in [] if is_optional else lacking:
-            self._hold_again(later)
-        for later in self._held.values():
+            self._reopen(later)
+        for later in self._waiting.values():
             if later.number > number and not later.declared:
                 later.awaited.add(rank)
                 later.unsure.discard(rank)
         return [] if is_optional else [*([released] if released is not None else []), *lacking]
 
-    def _hold_again(self, released: PendingCheckpoint) -> None:
-        """Hold a released checkpoint again, because a rank adds files, or may add files."""
-        released.held_from = self._clock()
-        self._held[released.number] = self._released.pop(released.number)
+    def _reopen(self, released: PendingCheckpoint) -> None:
+        """Make a released checkpoint wait again, because a rank adds files, or may add files."""
+        released.waiting_since = self._clock()
+        self._waiting[released.number] = self._released.pop(released.number)
 
     def add(self, event: Reported) -> None:
         """Add the report of a rank, with or without files."""
@@ -226,98 +226,99 @@ class PendingCheckpoints:
         elif (announced := self._announced.get(number)) is not None:  # the rank could not store its files
             announced.discard(rank)
         self._unreported.discard(rank)
-        if not self._held:
+        if not self._waiting:
             return
         for passed in range(before + 1, number + 1):
-            if (held := self._held.get(passed)) is not None:
-                self._pass(held, rank)
-        if (held := self._held.get(number)) is not None:
-            held.metrics[rank] = event.metrics
+            if (pending := self._waiting.get(passed)) is not None:
+                self._pass(pending, rank)
+        if (pending := self._waiting.get(number)) is not None:
+            pending.metrics[rank] = event.metrics
 
     def _add_files(self, event: Reported, directory: str) -> None:
         rank, number = event.rank, event.number
         self._roles.note_files(rank, number)
-        held = self._held.get(number)
-        if is_first := held is None:
-            held = self._held[number] = PendingCheckpoint(number, event.iteration, self._clock())
-            held.storing = self._announced.pop(number, set())
-            self._expiring.append(held)
-        held.iteration = min(held.iteration, event.iteration)
-        held.directories[rank] = directory
-        held.reduce.update(event.reduce or {})
+        pending = self._waiting.get(number)
+        if is_first := pending is None:
+            pending = self._waiting[number] = PendingCheckpoint(number, event.iteration, self._clock())
+            pending.storing = self._announced.pop(number, set())
+            self._expiring.append(pending)
+        pending.iteration = min(pending.iteration, event.iteration)
+        pending.directories[rank] = directory
+        pending.reduce.update(event.reduce or {})
         if event.files is None:
-            held.storing.add(rank)
+            pending.storing.add(rank)
         else:
-            held.files[rank] = event.files
-            held.storing.discard(rank)
-        is_declaration = event.checkpoint_ranks is not None and event.checkpoint_ranks != held.declaration
+            pending.files[rank] = event.files
+            pending.storing.discard(rank)
+        is_declaration = event.checkpoint_ranks is not None and event.checkpoint_ranks != pending.declaration
         if is_declaration:
-            held.declaration = event.checkpoint_ranks
+            pending.declaration = event.checkpoint_ranks
             every = range(len(self._latest))
-            held.declared.update(every if isinstance(held.declaration, str) else held.declaration or ())
+            pending.declared.update(every if isinstance(pending.declaration, str) else pending.declaration or ())
         if is_first or is_declaration:
-            self._await_others(held)
+            self._await_others(pending)
 
-    def _await_others(self, held: PendingCheckpoint) -> None:
+    def _await_others(self, pending: PendingCheckpoint) -> None:
         """Determine the ranks that a checkpoint waits for."""
-        roles, number = self._roles, held.number
+        roles, number = self._roles, pending.number
         behind = {rank for rank in self._running if self._latest[rank] < number}
-        if held.declared:
-            held.awaited, held.unsure = held.declared & behind, set()
+        if pending.declared:
+            pending.awaited, pending.unsure = pending.declared & behind, set()
         else:
-            for rank in (roles.contributors | roles.unsure) - behind - held.directories.keys() - held.storing:
+            for rank in (roles.contributors | roles.unsure) - behind - pending.directories.keys() - pending.storing:
                 roles.note_pass(rank, number)
-            held.awaited, held.unsure = roles.contributors & behind, roles.unsure & behind
-        if held.reduce:
-            held.awaited |= roles.reducing & behind
-            held.unsure |= self._unreported & behind
-        held.unsure |= behind & {0}  # the metrics of the checkpoint are those of rank 0
-        held.unsure -= held.awaited
+            pending.awaited, pending.unsure = roles.contributors & behind, roles.unsure & behind
+        if pending.reduce:
+            pending.awaited |= roles.reducing & behind
+            pending.unsure |= self._unreported & behind
+        pending.unsure |= behind & {0}  # the metrics of the checkpoint are those of rank 0
+        pending.unsure -= pending.awaited
 
-    def _pass(self, held: PendingCheckpoint, rank: int) -> None:
+    def _pass(self, pending: PendingCheckpoint, rank: int) -> None:
         """Record that a rank has made the report of a checkpoint, or a later one."""
-        held.awaited.discard(rank)
-        held.unsure.discard(rank)
-        if rank not in held.directories:
-            held.storing.discard(rank)
-            if not held.declared:
-                self._roles.note_pass(rank, held.number)
-        self._changed.add(held.number)
+        pending.awaited.discard(rank)
+        pending.unsure.discard(rank)
+        if rank not in pending.directories:
+            pending.storing.discard(rank)
+            if not pending.declared:
+                self._roles.note_pass(rank, pending.number)
+        self._changed.add(pending.number)
 
     def upload(self, event: Uploaded) -> None:
         """Record the end of a background upload."""
-        if (held := self._held.get(event.number)) is not None:
-            held.files[event.rank] = event.files
-            held.storing.discard(event.rank)
+        if (pending := self._waiting.get(event.number)) is not None:
+            pending.files[event.rank] = event.files
+            pending.storing.discard(event.rank)
             self._changed.add(event.number)
 
     def finish(self, rank: int) -> None:
         """Record that a rank will not report again."""
         self._running.discard(rank)
-        for held in self._held.values():
-            held.awaited.discard(rank)
-            held.unsure.discard(rank)
-            if rank not in held.directories:
-                held.storing.discard(rank)
-        self._changed.update(self._held)
+        for pending in self._waiting.values():
+            pending.awaited.discard(rank)
+            pending.unsure.discard(rank)
+            if rank not in pending.directories:
+                pending.storing.discard(rank)
+        self._changed.update(self._waiting)
 
     @property
     def next_expiry(self) -> float | None:
         """The time in seconds at which the next short wait ends; None if no checkpoint waits for a short time."""
-        while self._expiring and (self._expiring[0].number not in self._held or not self._expiring[0].unsure):
+        while self._expiring and (self._expiring[0].number not in self._waiting or not self._expiring[0].unsure):
             self._expiring.popleft()
         if not self._expiring or self._started_at is None:
             return None
-        return max(self._expiring[0].held_from, self._started_at) + SHORT_WAIT_S
+        return max(self._expiring[0].waiting_since, self._started_at) + SHORT_WAIT_S
 
     def take_complete(self) -> list[PendingCheckpoint]:
         """Remove the checkpoints that are complete, and return them ordered by number."""
         while (expiry := self.next_expiry) is not None and self._clock() >= expiry:
             self._expire(self._expiring.popleft())
         changed, self._changed = sorted(self._changed), set()
-        complete = [held for number in changed if (held := self._held.get(number)) is not None and not held.missing]
+        waiting = [self._waiting[number] for number in changed if number in self._waiting]
+        complete = [pending for pending in waiting if not pending.missing]
         for each in complete:
-            self._released[each.number] = self._held.pop(each.number)
+            self._released[each.number] = self._waiting.pop(each.number)
         return complete
 
     def _expire(self, expired: PendingCheckpoint) -> None:
@@ -326,9 +327,9 @@ class PendingCheckpoints:
             self._roles.exclude(rank, expired.number)
         silent = expired.unsure - self._roles.unsure
         expired.unsure = set()
-        for held in self._held.values():
-            held.unsure -= silent
-        self._changed.update(self._held)
+        for pending in self._waiting.values():
+            pending.unsure -= silent
+        self._changed.update(self._waiting)
 
     def close(self, kept: Collection[int]) -> list[PendingCheckpoint]:
         """Remove and return the completed checkpoints to which no rank can add files.
@@ -354,9 +355,9 @@ class PendingCheckpoints:
             number: the report number.
             lost: the lost ranks. A checkpoint that waits only for uploads of other ranks is kept.
         """
-        self._held = {
-            held.number: held
-            for held in self._held.values()
-            if not held.awaited and not held.unsure and held.storing <= held.directories.keys() - set(lost)
+        self._waiting = {
+            pending.number: pending
+            for pending in self._waiting.values()
+            if not pending.awaited and not pending.unsure and pending.storing <= pending.directories.keys() - set(lost)
         }
         self._expect_all(len(self._latest), number)

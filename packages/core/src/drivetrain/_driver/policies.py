@@ -1,21 +1,23 @@
-"""The failure policy of a run: creates it from the configuration, and checks its decisions."""
+"""What happens after a failure: the policy decides about a retry, and the nodes that caused losses are avoided."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple, cast
 
 from drivetrain._base.failure import Failure, one_line
-from drivetrain._hooks.policy import FailurePolicy, FunctionPolicy, RetryBudget
+from drivetrain._hooks.policy import FailurePolicy, FunctionPolicy
 from drivetrain._plugins.loading import create_object, create_plugin
 from drivetrain._plugins.signatures import find_wrong_function, find_wrong_method
 from drivetrain.config import FailureConfig
-from drivetrain.errors import PluginBrokenError
+from drivetrain.errors import FailureKind, PluginBrokenError
 
-__all__ = ["Decision", "ask", "make_policy"]
+__all__ = ["Decision", "RetryBudget", "ask", "avoided_nodes", "make_policy"]
 
-
+_MAX_BACKOFF_S = 60.0
 _REPEATED = (
     "not retried again: the previous attempt ended with the same error at the same line, also before any report "
     "(max_failures=-1 retries it anyway)"
@@ -32,6 +34,47 @@ class Decision(NamedTuple):
 
     delay_s: float | None
     notes: tuple[str, ...] = ()
+
+
+class RetryBudget:
+    """Retries until the limits of :class:`~drivetrain.FailureConfig` are reached.
+
+    The first retry after an attempt with progress starts at once. If that attempt makes no progress either, the next
+    retry waits for ``retry_backoff_s``, and each further one twice as long, up to a minute. An attempt makes progress
+    if it commits a checkpoint.
+
+    A mistake in the code is not retried again if the attempt before ended with the same exception at the same line, and
+    neither has made progress. With ``max_failures=-1``, it is retried like all other failures.
+    """
+
+    def __init__(self, config: FailureConfig) -> None:
+        self._failures = 0 if config.fail_fast else config.max_failures
+        self._preemptions = config.max_preemptions
+        self._preemptions_without_progress = config.max_preemptions_without_progress
+        self._backoff_s = config.retry_backoff_s
+
+    def decide(self, failure: Failure, history: Sequence[Failure]) -> bool | float:
+        """Return the delay, or False if a limit is reached. Preemptions and other failures have separate limits."""
+        preempted = failure.kind is FailureKind.PREEMPTION
+        limit = self._preemptions if preempted else self._failures
+        before = sum((earlier.kind is FailureKind.PREEMPTION) is preempted for earlier in history)
+        if 0 <= limit <= before or self.is_repeated(failure, history):
+            return False
+        stuck = list(takewhile(lambda earlier: not earlier.made_progress, [failure, *reversed(history)]))
+        preemptions = sum(earlier.kind is FailureKind.PREEMPTION for earlier in stuck)
+        if preempted and 0 <= self._preemptions_without_progress < preemptions:
+            return False
+        return self._delay_s(len(stuck))
+
+    def is_repeated(self, failure: Failure, history: Sequence[Failure]) -> bool:
+        """Return True if the attempt before ended with the same mistake, which a retry would only repeat."""
+        return self._failures > 0 and bool(history) and failure.repeats(history[-1])
+
+    def _delay_s(self, attempts: int) -> float:
+        """Return the delay after a number of consecutive attempts without progress."""
+        if attempts < 2:
+            return 0.0
+        return min(_MAX_BACKOFF_S, self._backoff_s * 2.0 ** min(attempts - 2, 30))
 
 
 def make_policy(config: FailureConfig) -> FailurePolicy:
@@ -96,3 +139,15 @@ def ask(policy: FailurePolicy, config: FailureConfig, failure: Failure, history:
 
 def _refuse(config: FailureConfig, problem: str) -> Decision:
     return Decision(None, (f"also: [DT-605] {_describe(config)}{problem}. The run is not retried",))
+
+
+def avoided_nodes(history: Sequence[Failure], limit: int | None) -> frozenset[str]:
+    """Return the ids of the nodes that the next attempts avoid, because losses on them caused too many failures.
+
+    Args:
+        history: the root causes of the failures so far.
+        limit: the number of failures, caused by lost processes on a node, after which that node is avoided; None to
+            avoid no node.
+    """
+    lost = Counter(failure.node_id for failure in history if failure.kind is FailureKind.INFRASTRUCTURE)
+    return frozenset(node for node, count in lost.items() if node and limit is not None and count >= limit)

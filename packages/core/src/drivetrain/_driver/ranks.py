@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain._driver.states import next_rank_state
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._wire.events import PhaseEntered, RankEvent, RankState, Reported, ReportNumber
+from drivetrain._wire.events import Exited, Failed, PhaseEntered, RankEvent, RankState, Reported, ReportNumber, Returned
 
-__all__ = ["Rank", "Ranks", "clock_of"]
+__all__ = ["Rank", "Ranks", "clock_of", "next_rank_state"]
+
+_ENDED = (RankState.FINISHED, RankState.FAILED, RankState.LOST)
+_RANK_TRANSITIONS: Mapping[type, RankState] = {
+    Returned: RankState.FINISHED,
+    Failed: RankState.FAILED,
+    Exited: RankState.LOST,
+}
+
+
+def next_rank_state(state: RankState, event: RankEvent) -> RankState:
+    """Return the state of a rank after an event. A rank that has finished, failed or been lost keeps its state."""
+    if state in _ENDED:
+        return state
+    if isinstance(event, PhaseEntered):
+        return event.state
+    return _RANK_TRANSITIONS.get(type(event), state)
 
 
 @dataclass(slots=True)
@@ -78,7 +93,7 @@ class Ranks(list[Rank]):
             self.starting.discard(number)
             rank.reported_at = event.time
             rank.clock_at = rank.trained_from = clock_of(event)
-        elif rank.state in (RankState.FINISHED, RankState.FAILED, RankState.LOST):
+        elif rank.state in _ENDED:
             self.active.discard(number)
             self.starting.discard(number)
             rank.lost_in = before if rank.state is RankState.LOST else None

@@ -1,11 +1,11 @@
 """Matches the reports whose values are combined over all ranks by report number, without blocking any rank.
 
-The matcher holds reports with values to combine. It releases a held report once every rank has made at least as many
-reports, has finished, or counts as silent.
+Reports with values to combine wait in the matcher. It releases a waiting report once every rank has made at least as
+many reports, has finished, or counts as silent.
 
 If only some ranks report, the other ranks must not delay the values until the end of the run. A rank therefore
-counts as silent if it has not reported at all, although a report has been held for at least ten seconds and some rank
-has made two more reports since. As soon as a silent rank reports, the matcher waits for that rank again.
+counts as silent if it has not reported at all, although a report has been waiting for at least ten seconds and some
+rank has made two more reports since. As soon as a silent rank reports, the matcher waits for that rank again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class MatchedReport:
         number: the report number within the run.
         metrics: the metrics of each rank.
         reduce: the requested reductions, by metric.
-        held_from: the time in seconds at which the first of these reports arrived.
+        waiting_since: the time in seconds at which the first of these reports arrived.
     """
 
     number: int
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
     reduce: dict[str, str] = field(default_factory=dict)
-    held_from: float = 0.0
+    waiting_since: float = 0.0
 
 
 class ReportMatcher:
@@ -55,8 +55,8 @@ class ReportMatcher:
     def __init__(self, world_size: int, last_number: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._world_size = world_size
-        self._held: dict[int, MatchedReport] = {}
-        self._held_numbers: list[int] = []  # a heap
+        self._waiting: dict[int, MatchedReport] = {}
+        self._waiting_numbers: list[int] = []  # a heap
         self._expect_all(last_number)
 
     def _expect_all(self, last_number: int) -> None:
@@ -66,27 +66,27 @@ class ReportMatcher:
         self._awaited = set(range(self._world_size))
         self._unreported = set(self._awaited)  # the awaited ranks that have not reported
         self._silent: set[int] = set()
-        self._behind = 0  # the number of awaited ranks that have not reached the oldest held report
+        self._behind = 0  # the number of awaited ranks that have not reached the oldest waiting report
 
-    def holds_up_to(self, number: int) -> bool:
+    def waits_up_to(self, number: int) -> bool:
         """Return True if a report with this number or a smaller number waits for another rank."""
-        return bool(self._held) and self._held_numbers[0] <= number
+        return bool(self._waiting) and self._waiting_numbers[0] <= number
 
     def add(self, event: Reported) -> list[MatchedReport]:
         """Add the report of a rank; return the reports that this completes, ordered by number."""
         self._advance(event.rank, event.number)
         if not event.reduce:
-            if not self._held:
+            if not self._waiting:
                 return []
-            if (held := self._held.get(event.number)) is not None:
-                held.metrics[event.rank] = event.metrics
-            return self._settle()
-        held = self._held.get(event.number)
-        if held is None:
-            held = self._hold(event)
-        held.metrics[event.rank] = event.metrics
-        held.reduce.update(event.reduce)
-        return self._settle()
+            if (waiting := self._waiting.get(event.number)) is not None:
+                waiting.metrics[event.rank] = event.metrics
+            return self._release()
+        waiting = self._waiting.get(event.number)
+        if waiting is None:
+            waiting = self._begin(event)
+        waiting.metrics[event.rank] = event.metrics
+        waiting.reduce.update(event.reduce)
+        return self._release()
 
     def finish(self, rank: int) -> list[MatchedReport]:
         """Record that a rank will not report again; return the reports that this completes, ordered by number."""
@@ -94,12 +94,12 @@ class ReportMatcher:
             self._behind -= 1
         for ranks in (self._awaited, self._unreported, self._silent):
             ranks.discard(rank)
-        return self._settle()
+        return self._release()
 
     def restart(self, number: int) -> None:
-        """Discard all held reports, because they will not be completed. All ranks continue counting from ``number``."""
-        self._held.clear()
-        self._held_numbers.clear()
+        """Discard all waiting reports, which will not be completed. All ranks continue counting from ``number``."""
+        self._waiting.clear()
+        self._waiting_numbers.clear()
         self._expect_all(number)
 
     def _advance(self, rank: int, number: int) -> None:
@@ -116,40 +116,40 @@ class ReportMatcher:
             self._behind -= 1
 
     def _is_behind(self, rank: int) -> bool:
-        return bool(self._held) and self._latest[rank] < self._held_numbers[0]
+        return bool(self._waiting) and self._latest[rank] < self._waiting_numbers[0]
 
-    def _hold(self, event: Reported) -> MatchedReport:
-        """Start to hold the reports with the number of this report."""
-        held = self._held[event.number] = MatchedReport(event.number, held_from=self._clock())
-        heapq.heappush(self._held_numbers, event.number)
-        if self._held_numbers[0] == event.number:
+    def _begin(self, event: Reported) -> MatchedReport:
+        """Make the reports with the number of this report wait."""
+        waiting = self._waiting[event.number] = MatchedReport(event.number, waiting_since=self._clock())
+        heapq.heappush(self._waiting_numbers, event.number)
+        if self._waiting_numbers[0] == event.number:
             self._count_ranks_behind()
-        return held
+        return waiting
 
-    def _settle(self) -> list[MatchedReport]:
+    def _release(self) -> list[MatchedReport]:
         """Release the reports that every awaited rank has reached.
 
         The cost is proportional to the number of ranks when a report is released, and constant otherwise.
         """
         self._note_silence()
-        if not self._held or self._behind:
+        if not self._waiting or self._behind:
             return []
         reached = min((self._latest[rank] for rank in self._awaited), default=None)
-        settled: list[MatchedReport] = []
-        while self._held_numbers and (reached is None or self._held_numbers[0] <= reached):
-            settled.append(self._held.pop(heapq.heappop(self._held_numbers)))
+        released: list[MatchedReport] = []
+        while self._waiting_numbers and (reached is None or self._waiting_numbers[0] <= reached):
+            released.append(self._waiting.pop(heapq.heappop(self._waiting_numbers)))
         self._count_ranks_behind()
-        return settled
+        return released
 
     def _count_ranks_behind(self) -> None:
         self._behind = sum(self._is_behind(rank) for rank in self._awaited)
 
     def _note_silence(self) -> None:
-        if not self._held or not self._unreported:
+        if not self._waiting or not self._unreported:
             return
-        oldest = self._held_numbers[0]
+        oldest = self._waiting_numbers[0]
         is_ahead = self._highest >= oldest + _SILENT_REPORTS
-        if is_ahead and self._clock() - self._held[oldest].held_from >= _SILENT_S:
+        if is_ahead and self._clock() - self._waiting[oldest].waiting_since >= _SILENT_S:
             self._silent |= self._unreported
             self._awaited -= self._unreported
             self._unreported.clear()

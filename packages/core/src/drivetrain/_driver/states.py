@@ -1,7 +1,7 @@
-"""The states of an attempt and the states of a rank, with a transition table for each.
+"""The states of an attempt, with a transition table.
 
-Only these tables decide which state comes next. The other modules apply a trigger to an attempt, or an event to a rank,
-and then act on the new state. If the table has no entry for the state and the trigger, the state does not change.
+Only this table decides which state comes next. The other modules apply a trigger, and then act on the new state. If the
+table has no entry for the state and the trigger, the state does not change.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import enum
 import time
 from collections.abc import Mapping
 
-from drivetrain._wire.events import Exited, Failed, PhaseEntered, RankEvent, RankState, Returned
-
-__all__ = ["ATTEMPT_TRANSITIONS", "AttemptState", "StateMachine", "Trigger", "next_rank_state"]
+__all__ = ["ATTEMPT_TRANSITIONS", "AttemptState", "StateMachine", "Trigger"]
 
 
 class AttemptState(enum.Enum):
@@ -39,16 +37,6 @@ class AttemptState(enum.Enum):
             AttemptState.PREEMPTING,
             AttemptState.INTERRUPTING,
             AttemptState.GROWING,
-        )
-
-    @property
-    def is_final(self) -> bool:
-        """True if no trigger can change the state."""
-        return self in (
-            AttemptState.SUCCEEDED,
-            AttemptState.PREEMPTED,
-            AttemptState.GROWN,
-            AttemptState.FAILED,
         )
 
 
@@ -153,20 +141,3 @@ class StateMachine:
             return False
         self.state, self.entered_at = following, time.monotonic()
         return True
-
-
-_ENDED = (RankState.FINISHED, RankState.FAILED, RankState.LOST)
-_RANK_TRANSITIONS: Mapping[type, RankState] = {
-    Returned: RankState.FINISHED,
-    Failed: RankState.FAILED,
-    Exited: RankState.LOST,
-}
-
-
-def next_rank_state(state: RankState, event: RankEvent) -> RankState:
-    """Return the state of a rank after an event. A rank that has finished, failed or been lost keeps its state."""
-    if state in _ENDED:
-        return state
-    if isinstance(event, PhaseEntered):
-        return event.state
-    return _RANK_TRANSITIONS.get(type(event), state)

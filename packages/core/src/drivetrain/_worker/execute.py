@@ -209,7 +209,7 @@ def _loaded(packed: PackedFunction) -> tuple[Callable[..., Any], Any]:
 
 
 def report_outcome(
-    outcome: Finished | Raised, task: TrainTask, running: RunningTask, settle_output: Callable[[], None]
+    outcome: Finished | Raised, task: TrainTask, running: RunningTask, flush_output: Callable[[], None]
 ) -> None:
     """Report an outcome from a worker process to the driver, with the value or the exception pickled.
 
@@ -217,7 +217,7 @@ def report_outcome(
         outcome: the outcome.
         task: the task that was run.
         running: sends the event.
-        settle_output: sends the rest of the train function's output. Called first, so that the driver receives the
+        flush_output: sends the rest of the train function's output. Called first, so that the driver receives the
             output before the event.
     """
     event: Returned | Failed
@@ -227,7 +227,7 @@ def report_outcome(
             event = Returned(running.rank, value, *running.preemption.describe_return())
         case Raised():
             event = Failed(running.rank, outcome.time, outcome.state, capture_failure(outcome.error), outcome.kind)
-    settle_output()
+    flush_output()
     running.outbox.emit(event)
 
 

@@ -140,7 +140,7 @@ class WorkerOutput:
             self._follower = LogFollower(path, log, lambda data: self._send(("output", data)))
         _redirect_output(log)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until the output is in the log and, if the driver shows the output, has been sent to the driver."""
         flush_output()
         if self._follower is not None:

@@ -4,7 +4,7 @@ from drivetrain._base.notebook import as_table
 from drivetrain._driver.control import ask
 from drivetrain._driver.controller import group_spec
 from drivetrain._driver.launch import require_process_state, resolve_runtime
-from drivetrain._hooks.policy import RetryBudget
+from drivetrain._driver.policies import RetryBudget
 
 __all__ = [
     "RetryBudget",
