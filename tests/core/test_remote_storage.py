@@ -17,7 +17,7 @@ import pytest
 from drivetrain import Checkpoint, CheckpointConfig, CheckpointError, ConfigurationError, StorageError
 from drivetrain._base.redact import redact
 from drivetrain._driver.requests import RankRequests
-from drivetrain._storage.directory import Storage, quick
+from drivetrain._storage.directory import Storage, with_short_deadline
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
 from drivetrain._storage.mirror import Mirror
 from drivetrain._storage.remote import locate
@@ -244,7 +244,7 @@ def test_commit_that_cannot_store_its_manifest_keeps_the_previous_one(
     storage: Storage, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     make_files(tmp_path / "source", {"a.bin": 1000})
-    storage = quick(storage)
+    storage = with_short_deadline(storage)
     manager = CheckpointManager(storage)
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
     manager.commit(index=1, iteration=1, files={0: files}, metrics={})
@@ -378,7 +378,9 @@ def test_files_that_cannot_be_uploaded_at_the_end_are_kept_on_this_machine(
     warnings: list[str] = []
     proxy.inject(SlowDown(status=403, code="AccessDenied"), times=None, method="PUT", containing="progress.csv")
 
-    mirror = Mirror(str(tmp_path / "driver"), quick(storage), "", period_s=300, warn=warnings.append, keeps_files=True)
+    mirror = Mirror(
+        str(tmp_path / "driver"), with_short_deadline(storage), "", period_s=300, warn=warnings.append, keeps_files=True
+    )
     with mirror.running():
         pass
 

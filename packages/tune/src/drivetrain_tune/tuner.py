@@ -27,7 +27,7 @@ from drivetrain import (
 )
 from drivetrain.plugin.callbacks import Console, Trial
 from drivetrain.plugin.runtimes import ForkServers
-from drivetrain.plugin.storage import RunLock, Storage, locate, open_storage, quick, runs_location
+from drivetrain.plugin.storage import RunLock, Storage, locate, open_storage, runs_location, with_short_deadline
 from drivetrain.plugin.trainers import check_param_space
 from drivetrain_tune.results import ResultGrid, TrialResult
 from drivetrain_tune.runner import Progress, Runner, Trials
@@ -203,10 +203,10 @@ class Tuner:
         console = Console()
         with contextlib.ExitStack() as stack:
             if self._restored is None:
-                _require_new(quick(storage))
+                _require_new(with_short_deadline(storage))
             search = Search(self._space, self._config, storage, self._records if self._restored else ())
-            open_storage(quick(storage))
-            stack.enter_context(RunLock(quick(storage), partial(console.print, error=True)).hold())
+            open_storage(with_short_deadline(storage))
+            stack.enter_context(RunLock(with_short_deadline(storage), partial(console.print, error=True)).hold())
             if self._restored is None:
                 _require_new(storage)  # another driver may have created a search while this one had no lock
                 self._store(storage)

@@ -8,7 +8,10 @@ import signal
 import socket
 from typing import Protocol
 
-__all__ = ["HasDescriptor", "Wakeup"]
+__all__ = ["MAX_POLL_S", "HasDescriptor", "Wakeup"]
+
+MAX_POLL_S = 1000.0
+"""The longest wait in one call of ``poll``, which accepts no more than 24 days. Longer waits repeat the call."""
 
 _MAX_BYTES = 4096
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from drivetrain._base.failure import one_line, rank_of
 from drivetrain._base.interrupts import Interrupts
-from drivetrain._base.wakeup import Wakeup
+from drivetrain._base.wakeup import MAX_POLL_S, Wakeup
 from drivetrain._driver.services import RunServices
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.callback import Callback
@@ -34,8 +34,6 @@ _MARGIN_S = 5.0
 
 _END_S = 1.0
 """Seconds to wait, after an interrupt, for the thread that calls a backend to stop using the group."""
-
-_MAX_POLL_S = 1000.0  # the system call accepts no more than 24 days
 
 
 class BackendGroup:
@@ -165,7 +163,7 @@ class _Calling:
             poller.register(source, select.POLLIN)
         try:
             while (remaining := deadline - time.monotonic()) > 0:
-                ready = {descriptor for descriptor, _ in poller.poll(1000 * min(remaining, _MAX_POLL_S))}
+                ready = {descriptor for descriptor, _ in poller.poll(1000 * min(remaining, MAX_POLL_S))}
                 if self._ended.fileno() in ready:
                     return True
                 if ready:

@@ -18,6 +18,7 @@ from typing import SupportsIndex
 from drivetrain._base.console import Console
 from drivetrain._base.failure import Failure, one_line
 from drivetrain._base.interrupts import Interrupts
+from drivetrain._base.wakeup import MAX_POLL_S
 from drivetrain._driver.attempt import Attempt
 from drivetrain._driver.backendsetup import BackendSetup, environment_of
 from drivetrain._driver.diagnosis import failure_in_driver
@@ -54,9 +55,6 @@ _RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.HANG, FailureKind.PREEMPTION
 """Kinds of failure that a retry can resolve even if no rank failed: a disk has space again, a network recovers."""
 
 
-_MAX_POLL_S = 1000.0  # the system call accepts no more than 24 days
-
-
 class Controller:
     """Drives one run.
 
@@ -85,9 +83,8 @@ class Controller:
         self._tasks = tasks
         self._policy = policy
         self._initial_checkpoint = resume_from
-        self._committed_before = (
-            services.checkpoints.last_index
-        )  # the last commit before the current attempt or the latest failure
+        # The last commit before the current attempt or the latest failure.
+        self._committed_before = services.checkpoints.last_index
         self._last_number = max(last_number, services.checkpoints.last_index)
         self._current: Attempt | None = None
         self._history: list[Failure] = []
@@ -159,7 +156,7 @@ class Controller:
         requested.register(interrupts.fileno(), select.POLLIN)
         deadline = time.monotonic() + seconds
         while interrupts.error is None and (remaining := deadline - time.monotonic()) > 0:
-            if requested.poll(1000 * min(remaining, _MAX_POLL_S)):
+            if requested.poll(1000 * min(remaining, MAX_POLL_S)):
                 interrupts.act()
         if interrupts.error is not None:
             raise interrupts.error

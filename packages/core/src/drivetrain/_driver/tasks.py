@@ -97,7 +97,6 @@ class TaskFactory:
             checkpoint=checkpoint,
             last_report=last_report,
             options=SessionOptions(
-                checkpoints=config.checkpoint_config,
                 sync=config.sync_config,
                 driver_count=self.driver_count,
                 chdir=config.chdir_to_trial_dir,

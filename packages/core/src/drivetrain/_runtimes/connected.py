@@ -238,13 +238,14 @@ class ConnectedGroup:
         """
         if self._coalescing.is_due:
             self._coalescing.is_due = False
+            # An interrupt or an exit ends the pause. The next call delivers its event, and does not wait.
             if self._select(self._urgent, _COALESCE_S if timeout_s is None else min(_COALESCE_S, timeout_s)):
                 return
-        if not self._events:
+        if not self._events:  # a wait for a result, or an exit, may have received events before this call
             self._select(self._selector, timeout_s)
         self._coalescing.note(self._events)
         while self._events:
-            if deliver(self._events.popleft()):
+            if deliver(self._events.popleft()):  # the rest stays for the next call: the attempt is over
                 return
 
     def park(self) -> bool:

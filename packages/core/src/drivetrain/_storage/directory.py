@@ -37,7 +37,7 @@ from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = ["Storage", "open_storage", "quick", "runs_location"]
+__all__ = ["Storage", "open_storage", "runs_location", "with_short_deadline"]
 
 T = TypeVar("T")
 
@@ -530,7 +530,7 @@ class Storage:
         return result
 
 
-def quick(storage: Storage) -> Storage:
+def with_short_deadline(storage: Storage) -> Storage:
     """Return the same storage with a short deadline and few retries, for checks that should fail fast."""
     limits = replace(storage.limits, deadline_s=min(storage.limits.deadline_s, _PROBE_S), attempts=3)
     return Storage(storage.filesystem, storage.root, limits)

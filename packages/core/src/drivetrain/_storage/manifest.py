@@ -313,8 +313,9 @@ class CheckpointManager:
             name for name in [*directories, *files] if CHECKPOINT_NAME_PATTERN.fullmatch(name) and name not in names
         ]
         pending = self._storage.list_names(PENDING)[1] if PENDING in directories else []  # empty if PENDING is a link
-        drafts = [file for file in pending if draft_target(file)]
+        drafts = [file for file in pending if draft_target(file)]  # a crash interrupted the replacement of a file
         where = self._storage.path(PENDING)
+        # No pattern shows that a directory with a custom name is a checkpoint. Only its announcement does.
         announced = [announced_name(file, where) for file in pending if file not in drafts]
         orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
         return _Leftovers(orphans, announced, drafts)

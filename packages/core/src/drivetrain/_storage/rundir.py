@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain._base.redact import redact
-from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
+from drivetrain._storage.directory import Storage, open_storage, runs_location, with_short_deadline
 from drivetrain._storage.layout import (
     ARTIFACTS,
     CHECKPOINT_NAME_PATTERN,
@@ -108,12 +108,12 @@ def open_run(
     """
     name = posixpath.basename(storage.root)
     resume = str(config.resume) if config.resume in _WAYS_TO_RESUME else "must"  # else the path of the run
-    _check_exists(quick(storage), name, resume)
+    _check_exists(with_short_deadline(storage), name, resume)
     _refuse_links(storage)
     _refuse_special_files(storage)
-    open_storage(quick(storage))
+    open_storage(with_short_deadline(storage))
     with contextlib.ExitStack() as stack:
-        lock = RunLock(quick(storage), notify)
+        lock = RunLock(with_short_deadline(storage), notify)
         stack.enter_context(lock.hold())
         _sweep_drafts(storage)
         exists = _check_exists(storage, name, resume)
@@ -177,7 +177,7 @@ def locate_run(config: RunConfig, trainer: str) -> Storage:
     if config.resume not in _WAYS_TO_RESUME:
         filesystem, root = locate(config.resume, config.storage_filesystem, what="RunConfig(resume=...)")
         storage = Storage(filesystem, root, limits)
-        if not quick(storage).exists(RUN_FILE):
+        if not with_short_deadline(storage).exists(RUN_FILE):
             if storage.exists(LISTING_FILE):
                 raise StorageError(
                     f"[DT-703] RunConfig(resume=...): expected a run directory, got the checkpoint {root}. Pass the "

@@ -10,7 +10,7 @@ from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._wire.events import ReportNumber
-from drivetrain.config import CheckpointConfig, SyncConfig
+from drivetrain.config import SyncConfig
 
 __all__ = ["PackedFunction", "SessionOptions", "TrainTask"]
 
@@ -23,7 +23,6 @@ class SessionOptions:
     """The parts of a run's configuration that its workers use.
 
     Attributes:
-        checkpoints: settings for storing checkpoints.
         sync: settings for uploading artifacts.
         driver_count: number of drivers that have worked on the run so far, including the current one; None to skip the
             check that no other driver has taken over the run.
@@ -31,7 +30,6 @@ class SessionOptions:
         progress_interval_s: see :class:`~drivetrain._wire.commands.Train`.
     """
 
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     driver_count: int | None = None
     chdir: bool = False

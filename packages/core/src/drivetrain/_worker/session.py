@@ -148,7 +148,7 @@ class Session:
         self._number, self._iteration = task.last_report  # plain integers are faster than a ReportNumber
         self._last_stored = 0
         claim = None if context.storage.is_local or context.world_size == 1 else self._claim_files
-        self._uploads = Uploads(context.storage, context.get_world_rank(), task.options.checkpoints, claim)
+        self._uploads = Uploads(context.storage, context.get_world_rank(), context.checkpoint_config, claim)
         self._process = os.getpid()
         self._lock = _OwnedLock()
 
@@ -198,36 +198,48 @@ class Session:
         self._require_no_report("report")
         self.preemption.note_report()
         with self._lock:
-            self._uploads.raise_failure()
+            self._uploads.raise_failure()  # a background upload that failed is reported here at the latest
             self._outbox.flush()
             number, iteration = self._number + 1, self._iteration + (not quiet)
             rank = self.context.worker.rank
             if upload is None:
                 self._uploads.require_no_sharing()
                 self._number, self._iteration = number, iteration
-                event = Reported(rank, number, iteration, time.time(), values, None, reduce, None, quiet)
-                self._outbox.emit(event._replace(clock=time.monotonic()))
+                now, clock = time.time(), time.monotonic()
+                self._outbox.emit(
+                    Reported(rank, number, iteration, now, values, None, reduce, quiet=quiet, clock=clock)
+                )
                 return
-            self._require_run()
-            if self.context.world_size > 1:
+            self._require_run()  # after a loss of the network, another driver may have taken over the run
+            if self.context.world_size > 1:  # storing may be slow, and the driver must not commit without this rank
                 self._outbox.emit(FilesAnnounced(rank, number))
             self._fill_empty(upload.checkpoint)
             self._add_positions(upload.checkpoint)
             prepared = self._uploads.prepare(upload, number)
             stored = checkpoint_in(self.context.storage, prepared.directory)
-            files, directory, ranks = prepared.files, prepared.directory, prepared.ranks
-            self._number, self._iteration = number, iteration
-            now, clock, awaited = time.time(), time.monotonic(), wait_s is not None
-            self._outbox.emit(
-                Reported(rank, number, iteration, now, values, files, reduce, directory, quiet, ranks, awaited, clock)
+            self._number, self._iteration = number, iteration  # not before: a report that failed uses no number
+            event = Reported(
+                rank,
+                number,
+                iteration,
+                time.time(),
+                values,
+                prepared.files,
+                reduce,
+                directory=prepared.directory,
+                quiet=quiet,
+                checkpoint_ranks=prepared.ranks,
+                awaited=wait_s is not None,
+                clock=time.monotonic(),
             )
+            self._outbox.emit(event)  # before the upload begins, whose end is another event
             if prepared.pending is None:
                 self._note_stored(number, stored)
             else:
                 self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
             self._on_checkpoint()
         if wait_s is not None:  # without the lock, because the thread that receives the response may need it
-            self._await_commit(number, directory, wait_s)
+            self._await_commit(number, prepared.directory, wait_s)
 
     def _await_commit(self, number: int, directory: str, wait_s: float) -> None:
         """Wait until a checkpoint is committed.

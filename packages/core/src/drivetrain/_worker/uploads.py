@@ -346,12 +346,12 @@ class Uploads:
                 f"[DT-407] {count} not stored because the background upload failed: {reasons}"
             ) from failures[0]
 
-    def prepare(self, request: UploadRequest, index: int) -> Upload:
+    def prepare(self, request: UploadRequest, number: int) -> Upload:
         """Store a checkpoint's files, or prepare to store them in the background.
 
         Args:
             request: the reported checkpoint.
-            index: the report's number in the run.
+            number: the report's number in the run.
 
         Raises:
             CheckpointError: the checkpoint has no files, or is not in the required directory.
@@ -359,7 +359,7 @@ class Uploads:
         """
         checkpoint = request.checkpoint
         if self._sharing is not None and self.shared_directory(checkpoint) is not None:
-            return self._prepare_shared(request, index, self._sharing)
+            return self._prepare_shared(request, number, self._sharing)
         self.require_no_sharing()
         if request.delete_local and self._is_of_run(checkpoint):
             request = replace(request, delete_local=False)  # the run may have to resume from this checkpoint
@@ -369,7 +369,7 @@ class Uploads:
         else:
             if request.directory is not None:
                 self._announce(request.directory)
-            upload = self._prepare(request, request.directory or checkpoint_name(index))
+            upload = self._prepare(request, request.directory or checkpoint_name(number))
         self._used.add(upload.directory)
         return upload._replace(ranks=request.ranks or self._take_ranks(checkpoint))
 
@@ -400,9 +400,9 @@ class Uploads:
             return Upload(directory, None, method)
         return Upload(directory, method.store(), None)
 
-    def _prepare_shared(self, request: UploadRequest, index: int, sharing: Sharing) -> Upload:
+    def _prepare_shared(self, request: UploadRequest, number: int, sharing: Sharing) -> Upload:
         directory = sharing.directory
-        if sharing.is_reported or directory.name != checkpoint_name(index):
+        if sharing.is_reported or directory.name != checkpoint_name(number):
             raise SessionError(
                 "[DT-810] report(): expected one report of the shared checkpoint, got another report before it. Report "
                 "the checkpoint once, first in the with block"

@@ -1,7 +1,7 @@
 """Run directories: where they are, what locks them, and the checkpoints in them."""
 
 from drivetrain._storage.checkpoint import checkpoint_in
-from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
+from drivetrain._storage.directory import Storage, open_storage, runs_location, with_short_deadline
 from drivetrain._storage.filesystem import Filesystem, LocalFilesystem
 from drivetrain._storage.lock import RunLock, find_holder
 from drivetrain._storage.manifest import CheckpointManager, delete_checkpoints, read_manifest
@@ -20,8 +20,8 @@ __all__ = [
     "find_holder",
     "locate",
     "open_storage",
-    "quick",
     "rank_checkpoints",
     "read_manifest",
     "runs_location",
+    "with_short_deadline",
 ]
