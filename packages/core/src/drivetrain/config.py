@@ -1,7 +1,4 @@
-"""The configuration classes of a run. Each is a frozen, keyword-only dataclass that validates its fields.
-
-New fields come last: runs of older releases store the values of a configuration in the order of its fields.
-"""
+"""The configuration classes of a run. Each is a frozen, keyword-only dataclass that validates its fields."""
 
 from __future__ import annotations
 

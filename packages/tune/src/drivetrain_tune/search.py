@@ -187,9 +187,6 @@ def _identity(value: Any) -> Any:
     return value
 
 
-_itself = _identity  # the name of this function in trials that older releases have stored
-
-
 class Search:
     """The trials of a search.
 

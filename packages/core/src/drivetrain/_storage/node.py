@@ -115,7 +115,6 @@ def is_file_at(descriptor: int, path: str) -> bool:
 
 
 def _directory_of(kind: str) -> str:
-    # Older releases used "drivetrain-<user id>". Its mode depended on the umask, so other users may have write access.
     return os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}-private", kind)
 
 

@@ -166,7 +166,7 @@ def read_run(storage: Storage) -> RunRecord:
             location=storage.root,
             status=_status(holder, history, error),
             holder=holder.description if holder else "",
-            facts=redact_strings(facts.values),  # earlier releases stored secrets
+            facts=redact_strings(facts.values),
             began=began,
             history=history,
             checkpoints=read_manifest(storage),
