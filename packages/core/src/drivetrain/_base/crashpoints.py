@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 
-__all__ = ["ADDRESS", "POINTS", "is_armed", "reach"]
+__all__ = ["ADDRESS", "POINTS", "reach", "reach_replacement"]
 
 ADDRESS = "DRIVETRAIN_CRASH_ADDRESS"
 """The environment variable with the path of the socket on which the test harness listens."""
@@ -25,11 +25,6 @@ POINTS = (
 )
 
 
-def is_armed() -> bool:
-    """Return True if a test harness can kill this process at the points."""
-    return ADDRESS in os.environ
-
-
 def reach(point: str) -> None:
     """Tell the test harness, if there is one, that this process is at a crash point. Block until it responds."""
     address = os.environ.get(ADDRESS)
@@ -40,3 +35,9 @@ def reach(point: str) -> None:
         connection.connect(address)
         connection.sendall(f"{os.getpid()} {point}\n".encode())
         connection.recv(1)
+
+
+def reach_replacement(path: str) -> None:
+    """Reach a point if a file that is about to be replaced is a manifest. Its new content is not visible yet."""
+    if path.endswith("manifest.json"):
+        reach("during manifest write")

@@ -175,23 +175,17 @@ class Storage:
             raise FileNotFoundError(self.path(name))
         yield io.BytesIO(data)
 
-    def write_bytes(
-        self, name: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
-    ) -> None:
+    def write_bytes(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Replace a file atomically.
 
         Args:
             name: the file.
             data: its new content.
             durable: flush the file to the disk before this method returns, so that it survives a power failure.
-            midway: called before the new content becomes visible, as in ``Filesystem.write_bytes``.
         """
         self._require_no_link(posixpath.dirname(name))
         path, mode = self.path(name), run_file(name).mode
-        self.call(
-            f"write {name}",
-            lambda: self.filesystem.write_bytes(path, data, durable=durable, midway=midway, mode=mode),
-        )
+        self.call(f"write {name}", lambda: self.filesystem.write_bytes(path, data, durable=durable, mode=mode))
 
     def flush_to_disk(self, name: str) -> None:
         """Flush a local directory and all files in it to the disk, so that they survive a power failure."""

@@ -14,11 +14,11 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from drivetrain._base.crashpoints import is_armed, reach
+from drivetrain._base.crashpoints import reach, reach_replacement
 from drivetrain._storage.layout import draft_name
 from drivetrain._storage.reading import read_regular
 from drivetrain.errors import StorageError
@@ -53,23 +53,13 @@ class Filesystem(Protocol):
         """Return the content of a file. Raise a StorageError if it has more bytes than the limit."""
         ...
 
-    def write_bytes(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        durable: bool = True,
-        midway: Callable[[], None] | None = None,
-        mode: int = 0o666,
-    ) -> None:
+    def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
         """Replace a file atomically.
 
         Args:
             path: the file.
             data: its new content.
             durable: flush the file to the disk before this method returns.
-            midway: called before the new content becomes visible. By then, all of it has been written to a temporary
-                place; on an fsspec filesystem, nothing has been written yet.
             mode: the permissions of the file before the umask is applied, on a filesystem that has permissions.
         """
         ...
@@ -132,15 +122,7 @@ class LocalFilesystem:
         """Return the content of a regular file."""
         return read_regular(os.path.dirname(path), os.path.basename(path), limit)
 
-    def write_bytes(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        durable: bool = True,
-        midway: Callable[[], None] | None = None,
-        mode: int = 0o666,
-    ) -> None:
+    def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
         """Replace a file atomically. The docstring of this module describes how."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -152,8 +134,7 @@ class LocalFilesystem:
                 file.flush()
                 if durable:
                     os.fsync(descriptor)
-            if midway is not None:
-                midway()
+            reach_replacement(path)
             os.replace(draft, target)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -222,14 +203,7 @@ def copy_range(source: int, target: int, start: int, count: int) -> None:
     Raises:
         EOFError: the source is too short.
     """
-    if is_armed() and count > 1:
-        _copy(source, target, start, count // 2)
-        reach("mid-file")
-        start, count = start + count // 2, count - count // 2
-    _copy(source, target, start, count)
-
-
-def _copy(source: int, target: int, start: int, count: int) -> None:
+    reach("mid-file")
     end = start + count
     in_kernel = count > _SMALL_BYTES
     while start < end:

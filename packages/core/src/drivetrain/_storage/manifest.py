@@ -18,7 +18,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from drivetrain._base.crashpoints import reach
@@ -119,8 +118,7 @@ class _Manifest:
         self._lines = lines
         body = ",\n".join(line for _, line in lines.values())
         manifest = f'{{"version": {VERSION}, "checkpoints": [\n{body}\n]}}\n'
-        midway = partial(reach, "during manifest write")
-        self._storage.write_bytes(MANIFEST, manifest.encode(), durable=durable, midway=midway)
+        self._storage.write_bytes(MANIFEST, manifest.encode(), durable=durable)
         self._is_intact = True
 
 

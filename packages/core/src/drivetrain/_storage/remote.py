@@ -7,12 +7,12 @@ import os
 import posixpath
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from drivetrain._base.crashpoints import is_armed, reach
+from drivetrain._base.crashpoints import reach, reach_replacement
 from drivetrain._base.redact import redact
 from drivetrain._storage.filesystem import Filesystem, LocalFilesystem, StoredFile
 from drivetrain._storage.layout import draft_name
@@ -158,13 +158,11 @@ class _Remote:
 def _parts(source: str) -> Iterator[tuple[bytes, int]]:
     """Yield the parts of a local file, each with the CRC-32 of the file's content up to the end of that part."""
     value = 0
-    part_bytes = max(1, os.path.getsize(source) // 2) if is_armed() else _PART_BYTES
     with open(source, "rb", buffering=0) as file:
-        while data := file.read(min(part_bytes, _PART_BYTES)):
+        while data := file.read(_PART_BYTES):
             value = zlib.crc32(data, value)
             yield data, value
-            if is_armed():
-                reach("mid-file")
+            reach("mid-file")
 
 
 def _draft_of(path: str) -> str:
@@ -190,23 +188,14 @@ class ArrowFilesystem(_Remote):
             data: bytes = file.read()
             return data
 
-    def write_bytes(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        durable: bool = True,
-        midway: Callable[[], None] | None = None,
-        mode: int = 0o666,
-    ) -> None:
+    def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
         """Put an object; on storage without atomic puts, write a draft and rename it to the file."""
         target = path if self._is_object_store else _draft_of(path)
         if not self._is_object_store:
             self.handle.create_dir(posixpath.dirname(path), recursive=True)
         with self.handle.open_output_stream(target) as stream:
             stream.write(data)
-            if midway is not None:
-                midway()
+            reach_replacement(path)
         if target != path:
             self.handle.move(target, path)
 
@@ -305,20 +294,11 @@ class FsspecFilesystem(_Remote):
         data: bytes = self.handle.cat_file(path)
         return data
 
-    def write_bytes(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        durable: bool = True,
-        midway: Callable[[], None] | None = None,
-        mode: int = 0o666,
-    ) -> None:
+    def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
         """Put an object; on storage without atomic puts, write a draft and rename it to the file."""
         target = path if self._is_object_store else _draft_of(path)
         self.make_directory(posixpath.dirname(path))
-        if midway is not None:
-            midway()
+        reach_replacement(path)
         self.handle.pipe_file(target, data)
         if target != path:
             self.handle.mv(target, path)
