@@ -130,7 +130,11 @@ CAMPAIGN = {
 FUZZ = {"DRIVETRAIN_FUZZ": "all", "DRIVETRAIN_SIMULATIONS": "10000"}
 
 ISOLATED = {
-    "core": "drivetrain",
+    "core": "drivetrain-core",
+    "drivetrain": "drivetrain",
+    "launch": "drivetrain[launch]",
+    "interactive": "drivetrain[interactive]",
+    "testing": "drivetrain[testing]",
     "ray": "drivetrain[ray]",
     "data": "drivetrain[data]",
     "track": "drivetrain[tensorboard]",
@@ -142,8 +146,34 @@ ISOLATED = {
     "tf": "drivetrain[tensorflow]",
     "horovod": "drivetrain[horovod]",
     "jax": "drivetrain[jax]",
+    "accelerate": "drivetrain[accelerate]",
+    "deepspeed": "drivetrain[deepspeed]",
+    "xgboost": "drivetrain[xgboost]",
+    "ray-tune": "drivetrain[ray-tune]",
+    "mlflow": "drivetrain[mlflow]",
+    "wandb": "drivetrain[wandb]",
+    "comet": "drivetrain[comet]",
+    "rich": "drivetrain[rich]",
+    "plot": "drivetrain[plot]",
+    "completion": "drivetrain[completion]",
 }
-NEED_TORCH = ("torch", "lightning", "hf")
+"""The requirements that get an environment each, by the name of their check: ``tests/isolation/check_NAME.py``."""
+EXTRAS = {
+    "accelerate": "drivetrain_hf.accelerate:AccelerateTrainer",
+    "deepspeed": "drivetrain_hf.deepspeed:check_config",
+    "xgboost": "drivetrain_gbdt.xgboost:RayTrainReportCallback",
+    "ray-tune": "ray.tune:Tuner",
+    "mlflow": "mlflow:start_run",
+    "wandb": "wandb:init",
+    "comet": "comet_ml:start",
+    "rich": "rich.console:Console",
+    "plot": "matplotlib.figure:Figure",
+    "completion": "shtab:complete",
+}
+"""Those without a check of their own, with a name that ``tests/isolation/check_extra.py`` imports."""
+ISOLATED_IN_CHECK = ("core", "drivetrain", "torch")
+"""The ones that `check` installs; `campaign` installs all."""
+NEED_TORCH = ("torch", "lightning", "hf", "accelerate", "deepspeed")
 
 OTHERS = "other folders"
 # The folders of tests that `check` runs in a process each, those that take longest first.
@@ -409,7 +439,9 @@ def affected(session: nox.Session) -> None:
     if checks:
         session.notify("build", posargs=())
     for check in checks:
-        session.notify(f"isolation({Path(check).stem.removeprefix('check_')})", posargs=())
+        name = Path(check).stem.removeprefix("check_")
+        for extra in EXTRAS if name == "extra" else [name]:
+            session.notify(f"isolation({extra})", posargs=())
 
 
 # Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
@@ -480,23 +512,27 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(requires=["build"], reuse_venv=False)
-@nox.parametrize(
-    "requirement, check",
-    [(requirement, f"check_{name}.py") for name, requirement in ISOLATED.items()],
-    ids=list(ISOLATED),
-)
-def isolation(session: nox.Session, requirement: str, check: str) -> None:
+@nox.parametrize("name", list(ISOLATED), ids=list(ISOLATED))
+def isolation(session: nox.Session, name: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
-    if Path(check).stem.removeprefix("check_") in NEED_TORCH:
+    if name in NEED_TORCH:
         link_from_dev(session, "torch", "sympy")  # only these: the test must notice that another requirement is missing
-    session.install("--find-links", "dist", "--constraint", "dist/constraints.txt", requirement)
-    session.run("python", f"tests/isolation/{check}")
+    session.install("--find-links", "dist", "--constraint", "dist/constraints.txt", ISOLATED[name])
+    arguments = (
+        ["tests/isolation/check_extra.py", EXTRAS[name]] if name in EXTRAS else [f"tests/isolation/check_{name}.py"]
+    )
+    session.run("python", *arguments)
+
+
+def isolation_tasks(names: Sequence[str]) -> list[Task]:
+    """Return the tasks that test the built wheels."""
+    needs = {name: ["build", "dev"] if name in NEED_TORCH else ["build"] for name in names}
+    return [Task(f"isolation({name})", needs=needs[name]) for name in names]
 
 
 @nox.session(venv_backend="none")
 def check(session: nox.Session) -> None:
-    """Run type checks, all tests, the tests with the oldest frameworks, and the wheels' tests, side by side."""
-    wheels = {name: ["build", "dev"] if name in NEED_TORCH else ["build"] for name in ISOLATED}
+    """Run type checks, all tests, the tests with the oldest frameworks, and three tests of wheels, side by side."""
     run_tasks(
         session,
         [
@@ -505,14 +541,15 @@ def check(session: nox.Session) -> None:
             Task("horovod", needs=["dev"]),
             *test_tasks(),
             *(Task(name, needs=["dev"]) for name in ("test_lowest_hf", "types", "test_lowest_lightning")),
-            *(Task(f"isolation({name})", needs=needs) for name, needs in wheels.items()),
+            *isolation_tasks(ISOLATED_IN_CHECK),
         ],
     )
 
 
 @nox.session(requires=["dev"], venv_backend="none")
 def campaign(session: nox.Session) -> None:
-    """Run the long campaigns: all contracts and faults on Ray, hundreds of kills, soaks, attacks: over an hour."""
+    """Run the long campaigns: all contracts and faults on Ray, hundreds of kills, soaks, attacks, all wheels: hours."""
+    run_tasks(session, [Task("dev"), Task("build"), *isolation_tasks(list(ISOLATED))])
     tests = ("tests/cases", "tests/contract", "tests/faults", "tests/crash", "tests/security")
     run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
 

@@ -244,7 +244,10 @@ def test_tracker_selects_no_training_tests_of_frameworks(here: Graph) -> None:
     files = files_selected_here(here, "packages/track/src/drivetrain_track/wandb.py")
     assert "tests/track/test_services.py" in files
     assert not [file for file in files if file.endswith(("test_training.py", "test_conformance.py"))]
-    assert pages_selected_here(here, "packages/track/src/drivetrain_track/wandb.py") == {"docs/tracking.md"}
+    assert pages_selected_here(here, "packages/track/src/drivetrain_track/wandb.py") == {
+        "docs/tracking.md",
+        "docs/plugins/callbacks.md",  # its example is a tracker
+    }
 
 
 def test_engine_selects_every_test_that_trains(here: Graph) -> None:

