@@ -4,23 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import fsspec
 import pytest
 from pyarrow import fs
 
 from drivetrain_testing import StorageConformance
 from tests.kits.filesystems import PlainFilesystem
 from tests.s3 import FaultProxy, S3Server
-
-
-class TestLocalOfFsspec(StorageConformance):
-    def make_filesystem(self, directory: Path) -> tuple[Any, str]:
-        return fsspec.filesystem("file"), str(directory)
-
-
-class TestLocalOfArrow(StorageConformance):
-    def make_filesystem(self, directory: Path) -> tuple[Any, str]:
-        return fs.LocalFileSystem(), str(directory)
 
 
 class TestSubTreeOfArrow(StorageConformance):

@@ -24,13 +24,13 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from drivetrain import CheckpointConfig, DataParallelTrainer, FailureConfig
 from drivetrain.plugin.checks import one_line
-from drivetrain.plugin.storage import Filesystem, FsspecFilesystem, LocalFilesystem, locate
+from drivetrain.plugin.storage import FsspecFilesystem, RemoteFilesystem, locate
 from drivetrain.plugin.trainers import dumps
 from drivetrain_testing._checks import check_equal
 from drivetrain_testing._conformance import check_overrides
@@ -69,8 +69,6 @@ class StorageConformance:
 
     def test_has_the_required_methods(self, tmp_path: Path) -> None:
         place = self._open(tmp_path)
-        if isinstance(place.filesystem, LocalFilesystem):
-            pytest.skip("drivetrain uses the operating system for the local filesystem")
         steps = _fsspec_steps if isinstance(place.filesystem, FsspecFilesystem) else _arrow_steps
         for step in steps(place.handle, place.root):
             try:
@@ -197,7 +195,9 @@ class StorageConformance:
         (directory / "files").mkdir()
         handle, root = self.make_filesystem(directory / "files")
         filesystem, path = locate(posixpath.join(root, "kit"), handle, what="make_filesystem()")
-        return _Place(handle, filesystem, path)
+        if filesystem.is_local:
+            pytest.skip("drivetrain uses the operating system for the local filesystem")
+        return _Place(handle, cast("RemoteFilesystem", filesystem), path)
 
 
 class _Place(NamedTuple):
@@ -210,7 +210,7 @@ class _Place(NamedTuple):
     """
 
     handle: Any
-    filesystem: Filesystem
+    filesystem: RemoteFilesystem
     root: str
 
     def path(self, *names: str) -> str:

@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from drivetrain._base.crashpoints import reach
 from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of
 from drivetrain._storage.filesystem import (
     CHUNK_BYTES,
     Filesystem,
+    RemoteFilesystem,
     StoredFile,
     checksum,
     data_ranges,
@@ -76,6 +77,11 @@ class Storage:
         """True if the directory is on this machine's filesystem, or mounted there."""
         return self.filesystem.is_local
 
+    @property
+    def remote(self) -> RemoteFilesystem:
+        """The filesystem of a storage that is not local."""
+        return cast("RemoteFilesystem", self.filesystem)
+
     def path(self, *parts: str) -> str:
         """Return the path on the filesystem of a file or directory in the storage.
 
@@ -117,7 +123,7 @@ class Storage:
             try:
                 if self.is_local:
                     return read_regular(self.root, name, limit)
-                return self.filesystem.read_bytes(self.path(name), limit)
+                return self.remote.read_bytes(self.path(name), limit)
             except FileNotFoundError:
                 return None
 
@@ -438,7 +444,7 @@ class Storage:
         order = sorted(found, key=lambda relative: -found[relative].st_size)
         targets = {relative: posixpath.join(apart.get(relative, ""), relative) for relative in order}
         jobs = [
-            Job(relative, partial(self.filesystem.put_file, os.path.join(source, relative), self.path(name, target)))
+            Job(relative, partial(self.remote.put_file, os.path.join(source, relative), self.path(name, target)))
             for relative, target in targets.items()
         ]
         what = f"upload of {self.path(name)}"
@@ -539,7 +545,7 @@ def open_storage(storage: Storage) -> None:
         StorageError: the path is a file, or the directory cannot be created or written.
     """
     if not storage.is_local:
-        storage.call("make the run directory", partial(storage.filesystem.make_directory, storage.root))
+        storage.call("make the run directory", partial(storage.remote.make_directory, storage.root))
         return
     try:
         os.makedirs(storage.root, exist_ok=True)

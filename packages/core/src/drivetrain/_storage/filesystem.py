@@ -20,10 +20,18 @@ from typing import Any, NamedTuple, Protocol
 
 from drivetrain._base.crashpoints import reach, reach_replacement
 from drivetrain._storage.layout import draft_name
-from drivetrain._storage.reading import read_regular
 from drivetrain.errors import StorageError
 
-__all__ = ["CHUNK_BYTES", "Filesystem", "LocalFilesystem", "StoredFile", "flush_to_disk", "walk_entries", "walk_local"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Filesystem",
+    "LocalFilesystem",
+    "RemoteFilesystem",
+    "StoredFile",
+    "flush_to_disk",
+    "walk_entries",
+    "walk_local",
+]
 
 CHUNK_BYTES = 32 << 20
 """The maximum number of bytes of one file that a job copies. A larger file is copied by several jobs."""
@@ -47,10 +55,6 @@ class Filesystem(Protocol):
     @property
     def handle(self) -> Any:
         """The user's filesystem object, of fsspec or of pyarrow."""
-        ...
-
-    def read_bytes(self, path: str, limit: int) -> bytes:
-        """Return the content of a file. Raise a StorageError if it has more bytes than the limit."""
         ...
 
     def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
@@ -84,16 +88,24 @@ class Filesystem(Protocol):
         """Move a file, in place of a file that has the new path already. Create the directories above it."""
         ...
 
+    def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
+        """Copy ``count`` bytes of a file, from ``start`` on, to the same position in an open local file."""
+        ...
+
+
+class RemoteFilesystem(Filesystem, Protocol):
+    """A filesystem that is not this machine's. On the local one, the operating system is called instead."""
+
+    def read_bytes(self, path: str, limit: int) -> bytes:
+        """Return the content of a file. Raise a StorageError if it has more bytes than the limit."""
+        ...
+
     def make_directory(self, path: str) -> None:
         """Create a directory and its parents, if the filesystem has directories."""
         ...
 
     def put_file(self, source: str, path: str) -> StoredFile:
         """Store a copy of a local file. Return its size, and its checksum if it was computed."""
-        ...
-
-    def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Copy ``count`` bytes of a file, from ``start`` on, to the same position in an open local file."""
         ...
 
 
@@ -117,10 +129,6 @@ class LocalFilesystem:
         from fsspec.implementations.local import LocalFileSystem
 
         return LocalFileSystem()
-
-    def read_bytes(self, path: str, limit: int) -> bytes:
-        """Return the content of a regular file."""
-        return read_regular(os.path.dirname(path), os.path.basename(path), limit)
 
     def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
         """Replace a file atomically. The docstring of this module describes how."""
@@ -172,22 +180,6 @@ class LocalFilesystem:
         """Rename a file."""
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.replace(source, target)
-
-    def make_directory(self, path: str) -> None:
-        """Create a directory and its parents."""
-        os.makedirs(path, exist_ok=True)
-
-    def put_file(self, source: str, path: str) -> StoredFile:
-        """Copy a whole file."""
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            with open(source, "rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                copy_range(file.fileno(), descriptor, 0, size)
-        finally:
-            os.close(descriptor)
-        return StoredFile(size)
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
         """Copy a range of bytes to the same position in an open local file."""

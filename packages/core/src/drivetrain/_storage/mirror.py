@@ -91,7 +91,7 @@ class Mirror:
             }
             if not changed:
                 return
-            filesystem = self._storage.filesystem
+            filesystem = self._storage.remote
             jobs = [
                 Job(name, partial(filesystem.put_file, os.path.join(self._directory, name), self._target(name)))
                 for name in changed

@@ -2,7 +2,7 @@
 
 from drivetrain._storage.checkpoint import checkpoint_in
 from drivetrain._storage.directory import Storage, open_storage, runs_location, with_short_deadline
-from drivetrain._storage.filesystem import Filesystem, LocalFilesystem
+from drivetrain._storage.filesystem import RemoteFilesystem
 from drivetrain._storage.lock import RunLock, find_holder
 from drivetrain._storage.manifest import CheckpointManager, delete_checkpoints, read_manifest
 from drivetrain._storage.remote import FsspecFilesystem, locate
@@ -10,9 +10,8 @@ from drivetrain._storage.retention import rank_checkpoints
 
 __all__ = [
     "CheckpointManager",
-    "Filesystem",
     "FsspecFilesystem",
-    "LocalFilesystem",
+    "RemoteFilesystem",
     "RunLock",
     "Storage",
     "checkpoint_in",
