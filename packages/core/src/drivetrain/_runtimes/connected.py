@@ -9,7 +9,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -52,8 +52,154 @@ class _Coalescing:
             self._reported_at = now
 
 
+class Connections:
+    """Sends commands to workers, and receives their events, results and output. A single thread waits for all of them.
+
+    Args:
+        on_closed: called with the rank of a worker that has closed its connection.
+
+    Attributes:
+        events: the events that were received, and are not delivered yet.
+        results: by rank, the response to a command: whether it succeeded, and the pickled result or the error.
+        busy: the ranks that run the train function, or another function that was requested.
+    """
+
+    def __init__(self, on_closed: Callable[[int], None]) -> None:
+        self._on_closed = on_closed
+        self._all = selectors.DefaultSelector()
+        self._urgent = selectors.DefaultSelector()  # everything except the connections to workers
+        self._coalescing = _Coalescing()
+        self._inboxes: dict[int, Inbox] = {}
+        self._echoes: dict[int, LineEcho] = {}
+        self.events: deque[Event] = deque()
+        self.results: dict[int, tuple[bool, bytes]] = {}
+        self.busy: set[int] = set()
+
+    def watch(self, source: HasDescriptor | int, handle: Callable[[], object]) -> None:
+        """Call a function whenever a descriptor is readable."""
+        for selector in (self._all, self._urgent):
+            selector.register(source, selectors.EVENT_READ, handle)
+
+    def forget(self, source: HasDescriptor | int) -> None:
+        """Stop watching a descriptor."""
+        for selector in (self._all, self._urgent):
+            with contextlib.suppress(KeyError, ValueError):
+                selector.unregister(source)
+
+    def add(self, rank: int, connection: socket.socket) -> None:
+        """Add the controller's end of the connection to a worker."""
+        inbox = self._inboxes[rank] = Inbox(connection)
+        self._all.register(connection, selectors.EVENT_READ, lambda: self._read(rank, inbox))
+
+    def remove(self, rank: int) -> None:
+        """Close the connection to a worker that has exited."""
+        self._inboxes.pop(rank).socket.close()
+
+    def show_output(self, rank: int, console: Console) -> None:
+        """Show the output that a worker sends."""
+        self._echoes[rank] = LineEcho(rank, console)
+
+    def finish_output(self) -> None:
+        """Show the last lines of the output, which may have no newline."""
+        for echo in self._echoes.values():
+            echo.finish()
+
+    def send(self, rank: int, data: bytes, deadline: float) -> None:
+        """Send a command. Give up if the worker has exited, or does not receive data before the deadline.
+
+        The caller notices such a failure while it waits for the response.
+
+        Args:
+            rank: the rank of the worker.
+            data: the encoded command.
+            deadline: the time on the monotonic clock.
+        """
+        connection = self._inboxes[rank].socket
+        writable = select.poll()
+        writable.register(connection, select.POLLOUT)
+        remaining = memoryview(data)
+        with contextlib.suppress(OSError):
+            while remaining and writable.poll(1000 * max(0.0, deadline - time.monotonic())):
+                remaining = remaining[connection.send(remaining) :]
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until descriptors are readable, and call their functions. Return False if the timeout passed first."""
+        return _select(self._all, timeout_s)
+
+    def wait_for_events(self, timeout_s: float | None) -> None:
+        """Wait until there are events, unless another descriptor is readable first or the timeout passes.
+
+        Waking the waiting driver costs a rank more time than the rest of a report. Therefore, if reports arrive less
+        than 20 ms apart, this method ignores the connections to workers for 20 ms after a batch of only a few reports,
+        like the interrupt coalescing of network cards, and waits for the other descriptors only. During this time,
+        reports do not wake the driver.
+        """
+        if self._coalescing.is_due:
+            self._coalescing.is_due = False
+            # An interrupt or an exit ends the pause.
+            if _select(self._urgent, _COALESCE_S if timeout_s is None else min(_COALESCE_S, timeout_s)):
+                return
+        if not self.events:  # a wait for a result, or an exit, may have received events before this call
+            self.wait(timeout_s)
+        self._coalescing.note(self.events)
+
+    def read_rest(self, rank: int) -> None:
+        """Receive the remaining messages of a worker whose process has exited."""
+        if (inbox := self._inboxes.get(rank)) is not None:
+            self.forget(inbox.socket)
+            self._take(rank, list(inbox.read_rest()))
+
+    def end_commands(self) -> None:
+        """Tell all workers that no more commands follow, so that they exit once their functions have returned."""
+        for inbox in self._inboxes.values():
+            with contextlib.suppress(OSError):
+                inbox.socket.shutdown(socket.SHUT_WR)
+
+    def wait_until_closed(self, seconds: float) -> None:
+        """Wait until the other end of every connection is closed. The kernel closes that end when the process exits."""
+        deadline = time.monotonic() + seconds
+        for inbox in self._inboxes.values():
+            readable = select.poll()
+            readable.register(inbox.socket, select.POLLIN)
+            while not inbox.closed and readable.poll(1000 * max(0.0, deadline - time.monotonic())):
+                deque(inbox.read(), maxlen=0)
+
+    def close(self) -> None:
+        """Close the selectors and all connections."""
+        self.finish_output()
+        for inbox in self._inboxes.values():
+            inbox.socket.close()
+        self._all.close()
+        self._urgent.close()
+
+    def _read(self, rank: int, inbox: Inbox) -> None:
+        self._take(rank, inbox.read())
+        if inbox.closed:
+            self.forget(inbox.socket)
+            self._on_closed(rank)
+
+    def _take(self, rank: int, messages: Iterable[Any]) -> None:
+        for message in messages:
+            event = as_event(message)
+            if event is not None:
+                self.events.append(event)
+                if type(event) is Returned and not event.unfinished:  # otherwise, it may be terminated soon
+                    self.busy.discard(rank)
+            elif message[0] == "output":
+                self._echoes[rank].feed(message[1])
+            else:
+                self.results[rank] = message[1:]
+
+
+def _select(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
+    ready = selector.select(timeout_s)
+    for key, _ in ready:
+        key.data()
+    return bool(ready)
+
+
 class ConnectedGroup:
-    """Sends commands to workers, and receives events and results. A single thread waits for all connections.
+    """A group of workers that are separate processes, each with a connection to the driver.
 
     A runtime derives its group class from this class. The derived class adds the workers, registers further descriptors
     to wait for with :meth:`watch`, and calls :meth:`note_exit` when a process has exited.
@@ -66,37 +212,26 @@ class ConnectedGroup:
     def __init__(self, deadline: float, interrupts: Interrupts) -> None:
         self.workers: Sequence[WorkerInfo] = ()
         self._deadline = deadline
-        self._selector = selectors.DefaultSelector()
-        self._urgent = selectors.DefaultSelector()  # everything except the connections to workers
-        self._coalescing = _Coalescing()
-        self._inboxes: dict[int, Inbox] = {}
-        self._results: dict[int, tuple[bool, bytes]] = {}
-        self._events: deque[Event] = deque()
+        self._connections = Connections(self.connection_closed)
         self._exited: dict[int, Exited] = {}
-        self._echoes: dict[int, LineEcho] = {}
         self._interrupts = interrupts
-        self._busy: set[int] = set()  # ranks that run the train function, or another function that was requested
         self.watch(interrupts.fileno(), interrupts.act)
 
     def watch(self, source: HasDescriptor | int, handle: Callable[[], object]) -> None:
         """While the group waits, call a function whenever a descriptor is readable."""
-        for selector in (self._selector, self._urgent):
-            selector.register(source, selectors.EVENT_READ, handle)
+        self._connections.watch(source, handle)
 
     def forget(self, source: HasDescriptor | int) -> None:
         """Stop watching a descriptor."""
-        for selector in (self._selector, self._urgent):
-            with contextlib.suppress(KeyError, ValueError):
-                selector.unregister(source)
+        self._connections.forget(source)
 
     def add_connection(self, rank: int, connection: socket.socket) -> None:
         """Add the controller's end of the connection to a worker."""
-        inbox = self._inboxes[rank] = Inbox(connection)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank, inbox))
+        self._connections.add(rank, connection)
 
     def show_output(self, rank: int, console: Console) -> None:
         """Show the output that a worker sends over its connection."""
-        self._echoes[rank] = LineEcho(rank, console)
+        self._connections.show_output(rank, console)
 
     def reduce(self, value: Any) -> Any:
         """See :meth:`drivetrain.plugin.Runtime.reduce`."""
@@ -108,7 +243,7 @@ class ConnectedGroup:
 
     def handle_ready(self, timeout_s: float | None) -> bool:
         """Wait until a descriptor is readable, and call its function. Return False if the timeout passed first."""
-        return self._select(self._selector, timeout_s)
+        return self._connections.wait(timeout_s)
 
     def note_exit(
         self, rank: int, exit_code: int | None, reason: str = "", kind: FailureKind = FailureKind.INFRASTRUCTURE
@@ -116,11 +251,9 @@ class ConnectedGroup:
         """Receive the remaining messages of a worker whose process has exited, and record the exit."""
         if rank in self._exited:
             return
-        if (inbox := self._inboxes.get(rank)) is not None:
-            self.forget(inbox.socket)
-            self._take(rank, list(inbox.read_rest()))
+        self._connections.read_rest(rank)
         self._exited[rank] = event = Exited(rank, exit_code, reason, kind)
-        self._events.append(event)
+        self._connections.events.append(event)
 
     def note_draining(self, ranks: Sequence[int], deadline: float | None, reason: str) -> None:
         """Report that the nodes of ranks will be terminated, so that the ranks are asked to save.
@@ -130,7 +263,7 @@ class ConnectedGroup:
             deadline: the Unix time in seconds of the termination; None if it is unknown.
             reason: the reason, for :attr:`drivetrain.PreemptionInfo.reason`.
         """
-        self._events.append(Draining(tuple(sorted(ranks)), deadline, reason))
+        self._connections.events.append(Draining(tuple(sorted(ranks)), deadline, reason))
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
         """See :meth:`drivetrain.plugin.backends.WorkerGroup.run`."""
@@ -157,10 +290,11 @@ class ConnectedGroup:
             WorkerDiedError: a worker exited before it responded.
             WaitTimeoutError: the deadline for the start passed.
         """
-        self._results.clear()
+        connections = self._connections
+        connections.results.clear()
         outcomes: dict[int, tuple[bool, bytes]] = {}
         awaited = set(commands)
-        self._busy |= awaited
+        connections.busy |= awaited
         for rank, command in commands.items():
             self._send(rank, frame(command))
         while awaited:
@@ -173,10 +307,10 @@ class ConnectedGroup:
                     exit_code=exited.exit_code,
                 )
             self.wait(f"ranks {{ranks}} to {action}", awaited)
-            while self._results:
-                rank, outcomes[rank] = self._results.popitem()
+            while connections.results:
+                rank, outcomes[rank] = connections.results.popitem()
                 awaited.discard(rank)
-                self._busy.discard(rank)
+                connections.busy.discard(rank)
         for rank in commands:
             succeeded, data = outcomes[rank]
             if not succeeded:
@@ -189,7 +323,7 @@ class ConnectedGroup:
         """See :meth:`drivetrain.plugin.Group.train`."""
         for task in tasks:
             rank = task.context.get_world_rank()
-            self._busy.add(rank)
+            self._connections.busy.add(rank)
             self._send(rank, frame(Train(rank, dumps_to_worker(task, self.reduce), task.options.progress_interval_s)))
         self.training_started()
 
@@ -215,7 +349,7 @@ class ConnectedGroup:
     def forget_rank(self, rank: int) -> None:
         """Remove a process that has exited, so that a new one can replace it."""
         del self._exited[rank]
-        self._inboxes.pop(rank).socket.close()
+        self._connections.remove(rank)
 
     def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
         """See :meth:`drivetrain.plugin.Group.send`."""
@@ -229,31 +363,18 @@ class ConnectedGroup:
         """Called when the ranks are requested to save and return early. A subclass may override this method."""
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
-        """See :meth:`drivetrain.plugin.Group.pump`.
-
-        Waking the waiting driver costs a rank more time than the rest of a report. Therefore, if reports arrive less
-        than 20 ms apart, this method ignores the connections to workers for 20 ms after a batch of only a few reports,
-        like the interrupt coalescing of network cards, and waits for the other descriptors only. During this time,
-        reports do not wake the driver.
-        """
-        if self._coalescing.is_due:
-            self._coalescing.is_due = False
-            # An interrupt or an exit ends the pause. The next call delivers its event, and does not wait.
-            if self._select(self._urgent, _COALESCE_S if timeout_s is None else min(_COALESCE_S, timeout_s)):
-                return
-        if not self._events:  # a wait for a result, or an exit, may have received events before this call
-            self._select(self._selector, timeout_s)
-        self._coalescing.note(self._events)
-        while self._events:
-            if deliver(self._events.popleft()):  # the rest stays for the next call: the attempt is over
+        """See :meth:`drivetrain.plugin.Group.pump`."""
+        self._connections.wait_for_events(timeout_s)
+        events = self._connections.events
+        while events:
+            if deliver(events.popleft()):  # the attempt is over, and the rest stays for the next call
                 return
 
     def park(self) -> bool:
         """See :meth:`drivetrain.plugin.Group.park`."""
         self.ignore_interrupts()
-        for echo in self._echoes.values():
-            echo.finish()
-        if self._busy or self._exited:
+        self._connections.finish_output()
+        if self._connections.busy or self._exited:
             return False
         for rank in range(len(self.workers)):
             self._send(rank, frame(FreeMemory()))
@@ -261,10 +382,10 @@ class ConnectedGroup:
 
     def reuse(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.reuse`."""
-        self._select(self._selector, 0)  # notices processes that have exited since park()
+        self._connections.wait(0)  # notices processes that have exited since park()
         if self._exited:
             return False
-        self._events.clear()
+        self._connections.events.clear()
         self._interrupts = spec.interrupts
         self.watch(spec.interrupts.fileno(), spec.interrupts.act)
         started = time.monotonic()
@@ -307,7 +428,7 @@ class ConnectedGroup:
                 f"{awaited.replace('{ranks}', str(numbers))}{listed}",
                 ranks=numbers,
             )
-        self._select(self._selector, remaining)
+        self._connections.wait(remaining)
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.plugin.Group.stacks`."""
@@ -318,11 +439,9 @@ class ConnectedGroup:
 
         A process then joins its threads, runs its exit handlers and flushes its files, within ``EXIT_LIMIT_S``.
         """
-        if self._busy or self._exited or not self.workers:
+        if self._connections.busy or self._exited or not self.workers:
             return False
-        for inbox in self._inboxes.values():
-            with contextlib.suppress(OSError):
-                inbox.socket.shutdown(socket.SHUT_WR)
+        self._connections.end_commands()
         return True
 
     def ignore_interrupts(self) -> None:
@@ -331,60 +450,14 @@ class ConnectedGroup:
 
     def wait_for_closed_connections(self, seconds: float) -> None:
         """Wait until the other end of every connection is closed. The kernel closes that end when the process exits."""
-        deadline = time.monotonic() + seconds
-        for inbox in self._inboxes.values():
-            readable = select.poll()
-            readable.register(inbox.socket, select.POLLIN)
-            while not inbox.closed and readable.poll(1000 * max(0.0, deadline - time.monotonic())):
-                deque(inbox.read(), maxlen=0)
+        self._connections.wait_until_closed(seconds)
 
     def close_connections(self) -> None:
         """Close the selectors and all connections."""
-        for echo in self._echoes.values():
-            echo.finish()
-        for inbox in self._inboxes.values():
-            inbox.socket.close()
-        self._selector.close()
-        self._urgent.close()
-
-    @staticmethod
-    def _select(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
-        """Wait until descriptors are readable, and call their functions. Return False if the timeout passed first."""
-        ready = selector.select(timeout_s)
-        for key, _ in ready:
-            key.data()
-        return bool(ready)
+        self._connections.close()
 
     def _send(self, rank: int, data: bytes) -> None:
-        """Send a command. Give up if the worker has exited, or does not receive data before the deadline.
-
-        The caller notices such a failure while it waits for the response.
-        """
-        connection = self._inboxes[rank].socket
-        writable = select.poll()
-        writable.register(connection, select.POLLOUT)
-        remaining = memoryview(data)
-        with contextlib.suppress(OSError):
-            while remaining and writable.poll(1000 * self.remaining_s):
-                remaining = remaining[connection.send(remaining) :]
-
-    def _read(self, rank: int, inbox: Inbox) -> None:
-        self._take(rank, inbox.read())
-        if inbox.closed:
-            self.forget(inbox.socket)
-            self.connection_closed(rank)
+        self._connections.send(rank, data, self._deadline)
 
     def connection_closed(self, rank: int) -> None:
         """Called when a worker has closed its connection. A subclass may check whether the process has exited."""
-
-    def _take(self, rank: int, messages: Any) -> None:
-        for message in messages:
-            event = as_event(message)
-            if event is not None:
-                self._events.append(event)
-                if type(event) is Returned and not event.unfinished:  # otherwise, it may be terminated soon
-                    self._busy.discard(rank)
-            elif message[0] == "output":
-                self._echoes[rank].feed(message[1])
-            else:
-                self._results[rank] = message[1:]

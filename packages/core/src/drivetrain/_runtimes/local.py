@@ -506,7 +506,7 @@ class LocalGroup(ConnectedGroup):
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return
-            self._select(self._selector, remaining)
+            self.handle_ready(remaining)
 
     def _close_pipes(self) -> None:
         for process in self._processes.values():
