@@ -20,6 +20,7 @@ from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event, Failed, Returned
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.execute import Finished, Raised, RunningTask, Unwinding, run_in_session
+from drivetrain._worker.main import notify
 from drivetrain._worker.output import flush_output
 from drivetrain._worker.session import Outbox
 from drivetrain.errors import ConfigurationError
@@ -106,7 +107,7 @@ class InProcessGroup:
     def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
         """Perform the command. Rank 0 is this process."""
         if self._running is not None and 0 in ranks:
-            self._running.perform(command)
+            notify(self._running, command)
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         """Return the stacks of this process. This method is called from another thread."""

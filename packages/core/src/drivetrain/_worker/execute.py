@@ -22,16 +22,7 @@ from drivetrain._base.failure import behind_exit, capture_failure
 from drivetrain._base.script import dumps_to_driver, explain_absent, unpack
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext
-from drivetrain._wire.commands import (
-    CommitState,
-    CountSteps,
-    Interrupt,
-    Renumber,
-    RunningTaskCommand,
-    StopAfter,
-    StoreApart,
-)
-from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
+from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, ReportNumber, Returned
 from drivetrain._wire.task import PackedFunction, TrainTask
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.session import Outbox, Session, activate
@@ -81,7 +72,7 @@ class Raised:
 
 
 class RunningTask:
-    """Tracks one run of the train function, and performs the driver's commands for it.
+    """Tracks one run of the train function. The thread that receives the driver's commands uses it too.
 
     Args:
         rank: the rank.
@@ -112,26 +103,18 @@ class RunningTask:
         self.state = state
         self.outbox.emit(PhaseEntered(self.rank, state, time.time(), time.monotonic()))
 
-    def perform(self, command: RunningTaskCommand) -> None:
-        """Perform a command. Called on a thread other than the train function's."""
-        match command:
-            case CountSteps():
-                self.preemption.count_steps()
-            case StopAfter():
-                self.preemption.stop_after(command.step, command.info)
-            case Interrupt():
-                main_thread = threading.main_thread().ident
-                if not self.is_over and main_thread is not None:
-                    signal.pthread_kill(main_thread, command.number)
-            case CommitState():
-                self.outbox.responses.put(command.number, command)
-            case StoreApart():
-                self.outbox.responses.put(command.directory, command)
-            case Renumber():
-                self.preemption.restart_count()
-                if self.session is not None:
-                    self.session.renumber(command.last_report)
-                self.outbox.emit(Renumbered(self.rank))
+    def interrupt(self, number: int) -> None:
+        """Send a signal to the train function, which runs on the main thread."""
+        main_thread = threading.main_thread().ident
+        if not self.is_over and main_thread is not None:
+            signal.pthread_kill(main_thread, number)
+
+    def renumber(self, last_report: ReportNumber) -> None:
+        """Set the report number and the iteration from which to continue counting, and notify the driver."""
+        self.preemption.restart_count()
+        if self.session is not None:
+            self.session.renumber(last_report)
+        self.outbox.emit(Renumbered(self.rank))
 
 
 def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
@@ -143,7 +126,7 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
 
     Args:
         task: the train function and everything that it needs.
-        running: performs the driver's commands during the run, and sends the events.
+        running: sends the events, and receives the driver's commands during the run.
     """
     failed_at: float | None = None
     try:

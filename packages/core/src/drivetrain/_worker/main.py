@@ -24,7 +24,21 @@ from typing import Any
 from drivetrain._base.failure import capture_failure
 from drivetrain._base.script import dumps_to_driver, forget_script
 from drivetrain._plugins.frameworks import load_frameworks, reseed
-from drivetrain._wire.commands import Call, Command, FreeMemory, JoinRun, Refuse, Train
+from drivetrain._wire.commands import (
+    Call,
+    Command,
+    CommitState,
+    CountSteps,
+    FreeMemory,
+    Interrupt,
+    JoinRun,
+    Refuse,
+    Renumber,
+    RunningTaskCommand,
+    StopAfter,
+    StoreApart,
+    Train,
+)
 from drivetrain._wire.events import Failed, Progressed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel
 from drivetrain._wire.handshake import DriverAddress, connect_to_driver
@@ -37,7 +51,7 @@ from drivetrain._worker.signals import Signals
 from drivetrain._worker.stacks import dump_stacks_on_signal
 from drivetrain.errors import ConfigurationError
 
-__all__ = ["serve", "worker_main"]
+__all__ = ["notify", "serve", "worker_main"]
 
 _ORPHAN_LIMIT_S = 5.0
 """Seconds for which the main thread may continue after the driver has closed the connection."""
@@ -171,7 +185,7 @@ class _Listener:
             os.kill(0 if is_leader else os.getpid(), signal.SIGKILL)
 
     def _dispatch(self, command: Command) -> None:
-        """Perform a command, or pass it to the main thread. This is the only place that lists all types of commands."""
+        """Perform a command, or pass it to the main thread. It and :func:`notify` list all types of commands."""
         match command:
             case Call():
                 self.for_main_thread.put(partial(self._respond, partial(_call, command.payload)))
@@ -189,7 +203,7 @@ class _Listener:
                 self.for_main_thread.put(None)
             case _:
                 assert self._running is not None
-                self._running.perform(command)
+                notify(self._running, command)
 
     def _send_progress(self) -> None:
         """Notify the driver if the train function has made progress that causes no other event."""
@@ -228,6 +242,23 @@ class _Listener:
                 self._running.outbox.emit(SigtermReceived(self._running.rank, graceful))
         if not graceful:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def notify(running: RunningTask, command: RunningTaskCommand) -> None:
+    """Perform a command that concerns the running train function. Called on a thread other than its own."""
+    match command:
+        case CountSteps():
+            running.preemption.count_steps()
+        case StopAfter():
+            running.preemption.stop_after(command.step, command.info)
+        case Interrupt():
+            running.interrupt(command.number)
+        case CommitState():
+            running.outbox.responses.put(command.number, command)
+        case StoreApart():
+            running.outbox.responses.put(command.directory, command)
+        case Renumber():
+            running.renumber(command.last_report)
 
 
 def _call(payload: bytes) -> Any:
