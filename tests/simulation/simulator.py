@@ -653,7 +653,7 @@ class Simulation:
             console=Console(),
         )
         interrupts = Interrupts()
-        checkpoints = CheckpointManager(storage, run.run_config.checkpoint_config, before_commit=self.before_commit)
+        checkpoints = CheckpointManager(storage, run.run_config.checkpoint_config, check_lock=self.before_commit)
         self.checkpoints = checkpoints
         services = RunServices(
             run=run,

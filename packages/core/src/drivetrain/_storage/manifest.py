@@ -130,7 +130,8 @@ class CheckpointManager:
         config: the rules that select the checkpoints to keep.
         metadata: the trainer's metadata, which is stored with every checkpoint.
         warn: called with a message if a checkpoint or the manifest is damaged, or if a checkpoint cannot be deleted.
-        before_commit: called before each commit. If it raises an exception, nothing is committed.
+        check_lock: called before each commit; raises an exception if another driver may have taken over the run.
+        push: called before each commit; uploads the results, so that they are not older than the checkpoint.
     """
 
     def __init__(
@@ -139,9 +140,11 @@ class CheckpointManager:
         config: CheckpointConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         warn: Callable[[str], None] = lambda line: None,
-        before_commit: Callable[[], None] = lambda: None,
+        check_lock: Callable[[], None] = lambda: None,
+        push: Callable[[], None] = lambda: None,
     ) -> None:
-        self._before_commit = before_commit
+        self._check_lock = check_lock
+        self._push = push
         self._storage = storage
         self._config = config or CheckpointConfig()
         self._metadata = dict(metadata or {})
@@ -298,7 +301,8 @@ class CheckpointManager:
     def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint] = ()) -> None:
         """Replace the manifest by one with the kept entries, and schedule the deletion of the dropped checkpoints."""
         self._announce(dropped)
-        self._before_commit()
+        self._check_lock()
+        self._push()
         self._manifest.replace(kept)
         if dropped:
             self._janitor.submit(self.last_name, [old.name for old in dropped])

@@ -130,11 +130,7 @@ def open_run(
         )
         directory, push, pull = _stage(stack, storage, record, config, notify)
 
-        def before_commit() -> None:
-            lock.check()
-            push()
-
-        checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, notify, before_commit)
+        checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, notify, lock.check, push)
         checkpoints.create_manifest()  # before the other files, so a run without a manifest has always lost it
         last_index, resumed = 0, ""
         if exists:
