@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,11 +54,14 @@ __all__ = ["run_job"]
 _SHOWN_ATTEMPTS = 5
 
 
-def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool) -> Result:
+def run_job(
+    job: TrainingJob, trainer_file: Callable[[], bytes], interrupts: Interrupts, *, raise_on_failure: bool
+) -> Result:
     """Run a job to its end.
 
     Args:
         job: the arguments of the trainer.
+        trainer_file: returns the content of ``trainer.pkl``.
         interrupts: the requests to end the run.
         raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, which also lists the exceptions.
     """
@@ -84,7 +87,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
         )
     if not runtime.in_driver:
         require_shared(job.run_config)
-    facts, trainer_file = job.facts(), job.trainer_file()
+    facts, pickled = job.facts(), trainer_file()
     storage = locate_run(job.run_config, job.trainer)
     name = posixpath.basename(storage.root)
     console = Console(name)
@@ -94,7 +97,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
 
     with (
         console.in_use(),
-        open_run(storage, job.run_config, facts, job.metadata, trainer_file, notify) as opened,
+        open_run(storage, job.run_config, facts, job.metadata, pickled, notify) as opened,
     ):
         if opened.resumed and job.run_config.verbose:
             notify(opened.resumed)

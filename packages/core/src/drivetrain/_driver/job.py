@@ -31,7 +31,6 @@ class TrainingJob:
         metadata: the metadata that the user passed to the trainer.
         resume_from: the checkpoint from which a new run starts; None for no checkpoint.
         trainer: the name of the trainer's class.
-        trainer_file: returns the content of ``trainer.pkl``.
         trial: the trial to which the run belongs in a hyperparameter search; None outside a search.
         all_values: True if ``Result.return_value`` is a list of the return values of all ranks.
     """
@@ -46,7 +45,6 @@ class TrainingJob:
     metadata: Mapping[str, Any]
     resume_from: Checkpoint | None
     trainer: str
-    trainer_file: Callable[[], bytes]
     trial: Trial | None = None
     all_values: bool = False
 

@@ -120,7 +120,6 @@ class DataParallelTrainer(KeepsArguments):
             metadata=dict(metadata or {}),
             resume_from=resume_from_checkpoint,
             trainer=type(self).__name__,
-            trainer_file=self._trainer_file,
             all_values=self._all_values,
         )
         _check_checkpoint_rules(self._job.run_config.checkpoint_config)
@@ -330,7 +329,9 @@ class DataParallelTrainer(KeepsArguments):
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         from drivetrain._driver.fitting import run_job  # not above: workers import this module, but run no job
 
-        return run_job(replace(self._job, trial=self._trial), interrupts, raise_on_failure=raise_on_failure)
+        # The file is not a part of the stored job: it would keep a trainer alive that nobody refers to.
+        job = replace(self._job, trial=self._trial)
+        return run_job(job, self._trainer_file, interrupts, raise_on_failure=raise_on_failure)
 
     def _trainer_file(self) -> bytes:
         """Return the stored arguments for :meth:`restore`."""
