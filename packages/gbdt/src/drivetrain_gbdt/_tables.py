@@ -1,15 +1,40 @@
-"""Training on tables, for both trainers: checks the arguments before the start, and builds the configuration."""
+"""Training on tables: the base of both trainers, which checks the arguments before the start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from drivetrain import CheckpointConfig, ConfigurationError, DataConfig, RunConfig, ScalingConfig
+from drivetrain import (
+    CheckpointConfig,
+    ConfigurationError,
+    DataConfig,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+)
 from drivetrain_gbdt._data import TRAIN, Columns, TableData
 
-__all__ = ["Loop", "TableForm", "has_several_workers"]
+__all__ = ["Loop", "TableArguments", "TableForm", "TableTrainer", "has_several_workers"]
+
+
+class TableArguments(NamedTuple):
+    """The arguments of a trainer for training on tables.
+
+    Attributes:
+        label_column: the column to predict.
+        params: the library's parameters.
+        rounds: the number of rounds.
+        options: for each dataset, arguments of the library's class for data.
+        arguments: further arguments of the library's function.
+    """
+
+    label_column: str | None
+    params: Mapping[str, Any] | None
+    rounds: int
+    options: Mapping[str, Mapping[str, Any]] | None
+    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +43,7 @@ class TableForm:
 
     Attributes:
         trainer: the name of the trainer.
+        function: the library's function that trains.
         options_argument: the name of the trainer's argument with options for each dataset.
         column_options: the names of the options whose values are names of columns.
         group_option: the name of the option that selects the column of groups; rows of the same group stay on one
@@ -30,6 +56,7 @@ class TableForm:
     """
 
     trainer: str
+    function: str
     options_argument: str
     column_options: Sequence[str]
     group_option: str
@@ -41,33 +68,28 @@ class TableForm:
 
     def build_configs(
         self,
+        table: TableArguments,
         *,
-        label_column: object,
-        params: Mapping[str, Any] | None,
-        rounds: int,
-        options: Mapping[str, Mapping[str, Any]] | None,
-        arguments: Mapping[str, Any],
         datasets: Mapping[str, Any] | None,
         dataset_config: DataConfig | None,
-        scaling: ScalingConfig | None,
+        scaling_config: ScalingConfig | None,
         run_config: RunConfig | None,
-    ) -> tuple[dict[str, Any], DataConfig, RunConfig]:
-        """Return the config of the train function, the datasets' configuration, and the run's configuration.
+        **others: Any,
+    ) -> dict[str, Any]:
+        """Return the config of the train function, and the other arguments of a trainer that must be replaced.
 
         Raises:
             ConfigurationError: an argument is missing, or the arguments contradict each other.
         """
-        label, parameters = _check_arguments(
-            self.trainer, label_column=label_column, params=params, datasets=datasets, scaling=scaling
-        )
+        label, parameters = _check_arguments(self.trainer, table, datasets, scaling_config)
         assert datasets is not None
-        dataset_options = {name: dict(given) for name, given in (options or {}).items()}
+        dataset_options = {name: dict(given) for name, given in (table.options or {}).items()}
         if unknown := sorted(set(dataset_options) - set(datasets)):
             raise ConfigurationError(
                 f"[DT-730] {self.trainer}({self.options_argument}=...): expected names of datasets "
                 f"({', '.join(map(repr, datasets))}), got {', '.join(map(repr, unknown))}"
             )
-        self._check_options(dataset_options, arguments)
+        self._check_options(dataset_options, table.arguments)
         self._check_ranking(parameters, dataset_options, datasets)
         run_config, frequency, at_end = _checkpoint_rules(run_config)
         columns = Columns(
@@ -84,15 +106,16 @@ class TableForm:
         config = {
             "table": columns,
             "params": parameters,
-            "rounds": rounds,
+            "rounds": table.rounds,
             "options": dataset_options,
             "columns": tuple(self.column_options),
             "names": [TRAIN, *(name for name in datasets if name != TRAIN)],
-            "arguments": dict(arguments),
+            "arguments": dict(table.arguments),
             "frequency": frequency,
             "at_end": at_end,
         }
-        return config, self._data(columns, parameters, dataset_options, dataset_config), run_config
+        data = self._data(columns, parameters, dataset_options, dataset_config)
+        return {"train_loop_config": config, "dataset_config": data, "run_config": run_config}
 
     def _check_options(self, options: Mapping[str, Mapping[str, Any]], arguments: Mapping[str, Any]) -> None:
         for name in self.refused_arguments:
@@ -129,13 +152,14 @@ class TableForm:
                     f"{self.options_argument}={{{name!r}: {{{self.group_option!r}: '<column>'}}}}"
                 )
 
-    def reject(self, function: str, arguments: Mapping[str, object]) -> None:
+    def reject(self, table: TableArguments) -> None:
         """Raise an error if arguments for training on tables were passed in addition to a train function."""
-        given = [name for name, value in arguments.items() if value is not None]
+        named = {"label_column": table.label_column, "params": table.params, self.options_argument: table.options}
+        given = [name for name, value in {**named, **table.arguments}.items() if value is not None]
         if given:
             raise ConfigurationError(
                 f"[DT-730] {self.trainer}(train_loop_per_worker=...): expected no label_column, params or arguments of "
-                f"{function}, got {', '.join(given)}. Call {function} with them in the train function"
+                f"{self.function}, got {', '.join(given)}. Call {self.function} with them in the train function"
             )
 
     def _data(
@@ -162,6 +186,28 @@ class TableForm:
         )
 
 
+class TableTrainer(DataParallelTrainer):
+    """The base class of both trainers. It trains on tables, unless it is created with a train function.
+
+    Args:
+        train_loop_per_worker: the train function; None to train on tables.
+        table: the arguments for training on tables.
+        train_on_tables: the train function for tables.
+        **arguments: see :class:`drivetrain.DataParallelTrainer`.
+    """
+
+    _form: ClassVar[TableForm]
+
+    def __init__(
+        self, train_loop_per_worker: Loop | None, *, table: TableArguments, train_on_tables: Loop, **arguments: Any
+    ) -> None:
+        if train_loop_per_worker is None:
+            arguments |= self._form.build_configs(table, **arguments)
+        else:
+            self._form.reject(table)
+        super().__init__(train_loop_per_worker or train_on_tables, **arguments)
+
+
 def has_several_workers(scaling: ScalingConfig | None) -> bool:
     """Return True if a run can have more than one worker."""
     workers = getattr(scaling, "num_workers", 1)
@@ -169,14 +215,10 @@ def has_several_workers(scaling: ScalingConfig | None) -> bool:
 
 
 def _check_arguments(
-    trainer: str,
-    *,
-    label_column: object,
-    params: Mapping[str, Any] | None,
-    datasets: Mapping[str, Any] | None,
-    scaling: ScalingConfig | None,
+    trainer: str, table: TableArguments, datasets: Mapping[str, Any] | None, scaling: ScalingConfig | None
 ) -> tuple[str, dict[str, Any]]:
     """Return the label column and the parameters after checking them."""
+    label_column, params = table.label_column, table.params
     if not isinstance(label_column, str) or not isinstance(params, Mapping) or not datasets or TRAIN not in datasets:
         raise ConfigurationError(
             f"[DT-730] {trainer}: expected either a train_loop_per_worker, or params={{...}}, label_column='...' and "

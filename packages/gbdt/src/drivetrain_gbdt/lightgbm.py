@@ -16,7 +16,6 @@ from drivetrain import (
     Checkpoint,
     ConfigurationError,
     DataConfig,
-    DataParallelTrainer,
     RunConfig,
     ScalingConfig,
     SessionError,
@@ -28,7 +27,7 @@ from drivetrain.plugin.trainers import checked_config
 from drivetrain_gbdt._data import TRAIN
 from drivetrain_gbdt._network import Peers, network, peers
 from drivetrain_gbdt._parameters import find, pop_network, pop_rounds
-from drivetrain_gbdt._tables import Loop, TableForm, has_several_workers
+from drivetrain_gbdt._tables import Loop, TableArguments, TableForm, TableTrainer, has_several_workers
 
 if TYPE_CHECKING:
     import lightgbm
@@ -39,6 +38,7 @@ __all__ = ["LightGBMConfig", "LightGBMTrainer", "RayTrainReportCallback", "get_n
 
 _TABLES = TableForm(
     trainer="LightGBMTrainer",
+    function="lightgbm.train",
     options_argument="dataset_params",
     column_options=("weight", "group", "init_score"),
     group_option="group",
@@ -198,7 +198,7 @@ def _reserve_port() -> int:
     return port
 
 
-class LightGBMTrainer(DataParallelTrainer):
+class LightGBMTrainer(TableTrainer):
     """Runs LightGBM on every worker. The workers are connected and train one model.
 
     Pass a train function. Without one, the trainer trains on tables: each worker trains on its part of the dataset
@@ -244,6 +244,8 @@ class LightGBMTrainer(DataParallelTrainer):
         5
     """
 
+    _form = _TABLES
+
     def __init__(
         self,
         train_loop_per_worker: Loop | None = None,
@@ -263,27 +265,13 @@ class LightGBMTrainer(DataParallelTrainer):
         **train_kwargs: Any,
     ) -> None:
         if train_loop_per_worker is None:
-            train_loop_per_worker = _train_on_tables
-            several = has_several_workers(scaling_config)
             params, num_boost_round, lightgbm_config = _own_parameters(
-                params, num_boost_round, lightgbm_config, several
+                params, num_boost_round, lightgbm_config, has_several_workers(scaling_config)
             )
-            train_loop_config, dataset_config, run_config = _TABLES.build_configs(
-                label_column=label_column,
-                params=params,
-                rounds=num_boost_round,
-                options=dataset_params,
-                arguments=train_kwargs,
-                datasets=datasets,
-                dataset_config=dataset_config,
-                scaling=scaling_config,
-                run_config=run_config,
-            )
-        else:
-            given = {"label_column": label_column, "params": params, "dataset_params": dataset_params, **train_kwargs}
-            _TABLES.reject("lightgbm.train", given)
         super().__init__(
             train_loop_per_worker,
+            table=TableArguments(label_column, params, num_boost_round, dataset_params, train_kwargs),
+            train_on_tables=_train_on_tables,
             train_loop_config=train_loop_config,
             backend_config=checked_config(lightgbm_config, LightGBMConfig, "LightGBMTrainer(lightgbm_config=...)"),
             scaling_config=scaling_config,

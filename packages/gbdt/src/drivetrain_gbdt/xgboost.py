@@ -15,7 +15,6 @@ from drivetrain import (
     Checkpoint,
     ConfigurationError,
     DataConfig,
-    DataParallelTrainer,
     RunConfig,
     ScalingConfig,
     TrainContext,
@@ -23,7 +22,7 @@ from drivetrain import (
 from drivetrain.plugin import Backend, BackendConfig
 from drivetrain.plugin.backends import ProcessValue, WorkerGroup, worker_threads
 from drivetrain.plugin.trainers import checked_config
-from drivetrain_gbdt._tables import Loop, TableForm, has_several_workers
+from drivetrain_gbdt._tables import Loop, TableArguments, TableForm, TableTrainer, has_several_workers
 
 if TYPE_CHECKING:
     import xgboost
@@ -34,6 +33,7 @@ __all__ = ["RayTrainReportCallback", "XGBoostConfig", "XGBoostTrainer"]
 
 _TABLES = TableForm(
     trainer="XGBoostTrainer",
+    function="xgboost.train",
     options_argument="dmatrix_params",
     column_options=("weight", "qid", "base_margin", "label_lower_bound", "label_upper_bound"),
     group_option="qid",
@@ -134,7 +134,7 @@ def _serve_tracker(address: str, size: int, timeout_s: int) -> dict[str, str]:
     return {name: str(value) for name, value in tracker.worker_args().items()}
 
 
-class XGBoostTrainer(DataParallelTrainer):
+class XGBoostTrainer(TableTrainer):
     """Runs XGBoost on every worker. The workers form one collective and train one model.
 
     Pass a train function. Without one, the trainer trains on tables: each worker trains on its part of the dataset
@@ -184,6 +184,8 @@ class XGBoostTrainer(DataParallelTrainer):
         5
     """
 
+    _form = _TABLES
+
     def __init__(
         self,
         train_loop_per_worker: Loop | None = None,
@@ -203,24 +205,11 @@ class XGBoostTrainer(DataParallelTrainer):
         **train_kwargs: Any,
     ) -> None:
         if train_loop_per_worker is None:
-            train_loop_per_worker = _train_on_tables
             _check_workers(params, scaling_config)
-            train_loop_config, dataset_config, run_config = _TABLES.build_configs(
-                label_column=label_column,
-                params=params,
-                rounds=num_boost_round,
-                options=dmatrix_params,
-                arguments=train_kwargs,
-                datasets=datasets,
-                dataset_config=dataset_config,
-                scaling=scaling_config,
-                run_config=run_config,
-            )
-        else:
-            given = {"label_column": label_column, "params": params, "dmatrix_params": dmatrix_params, **train_kwargs}
-            _TABLES.reject("xgboost.train", given)
         super().__init__(
             train_loop_per_worker,
+            table=TableArguments(label_column, params, num_boost_round, dmatrix_params, train_kwargs),
+            train_on_tables=_train_on_tables,
             train_loop_config=train_loop_config,
             backend_config=checked_config(xgboost_config, XGBoostConfig, "XGBoostTrainer(xgboost_config=...)"),
             scaling_config=scaling_config,
