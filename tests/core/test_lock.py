@@ -30,7 +30,7 @@ from tests.support import send_line, wait_for_release
 kind, directory, pipe, gate, machine, forks = sys.argv[1:]
 if machine:
     lock._machine = lambda: machine
-with lock.RunLock(storage_of(kind, Path(directory)), beat_s=0.05).hold():
+with lock.RunLock(storage_of(kind, Path(directory)), beat_s=0.05).acquired():
     if forks:
         os.fork()
     send_line(pipe, os.getpid())
@@ -94,7 +94,7 @@ def take_lock(kind: str, directory: Path, *, beat_s: float = 0.2) -> list[str]:
     """Take the lock and release it; return the messages."""
     messages: list[str] = []
     lock = RunLock(storage_of(kind, directory), messages.append, beat_s=beat_s)
-    with lock.hold():
+    with lock.acquired():
         lock.check()
         assert json.loads((directory / "run" / ".lock").read_bytes())["pid"] == os.getpid()
     assert not (directory / "run" / ".lock").exists()
@@ -160,7 +160,7 @@ def test_holder_whose_lock_was_taken_names_the_new_holder_and_leaves_the_lock_al
     storage = storage_of(kind, tmp_path)
     lock = RunLock(storage, beat_s=0.02)
 
-    with lock.hold():
+    with lock.acquired():
         (beating,) = [thread for thread in threading.enumerate() if thread.name == "drivetrain run lock"]
         # A heartbeat that is already in flight may overwrite it.
         deadline = time.monotonic() + DEADLINE_S
@@ -184,7 +184,7 @@ def test_lock_that_was_interrupted_while_it_was_taken_is_released(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lock, "_require", interrupt)
-    with pytest.raises(KeyboardInterrupt), lock.hold():
+    with pytest.raises(KeyboardInterrupt), lock.acquired():
         pass
 
     assert storage.read_bytes(".lock") is None
@@ -193,11 +193,11 @@ def test_lock_that_was_interrupted_while_it_was_taken_is_released(
 def test_lock_object_that_this_process_left_behind_does_not_block_it(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     storage = storage_of("fsspec", tmp_path)
-    with RunLock(storage).hold():
+    with RunLock(storage).acquired():
         written = storage.read_bytes(".lock") or b""
-        with pytest.raises(RunInUseError), RunLock(storage).hold():
+        with pytest.raises(RunInUseError), RunLock(storage).acquired():
             pass
     storage.write_bytes(".lock", written)  # as if the request had arrived late
 
-    with RunLock(storage).hold():
+    with RunLock(storage).acquired():
         assert storage.read_bytes(".lock") != written

@@ -384,7 +384,7 @@ def test_metrics_follow_the_umask(tmp_path: Path, umask: int) -> None:
 def test_lock_can_be_opened_by_the_group(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
-        with RunLock(runs_location(str(tmp_path))).hold():
+        with RunLock(runs_location(str(tmp_path))).acquired():
             assert stat.S_IMODE((tmp_path / ".lock").stat().st_mode) == mode
     finally:
         os.umask(before)

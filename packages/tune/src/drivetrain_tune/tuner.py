@@ -206,7 +206,7 @@ class Tuner:
                 _require_new(with_short_deadline(storage))
             search = Search(self._space, self._config, storage, self._records if self._restored else ())
             open_storage(with_short_deadline(storage))
-            stack.enter_context(RunLock(with_short_deadline(storage), partial(console.print, error=True)).hold())
+            stack.enter_context(RunLock(with_short_deadline(storage), partial(console.print, error=True)).acquired())
             if self._restored is None:
                 _require_new(storage)  # another driver may have created a search while this one had no lock
                 self._store(storage)

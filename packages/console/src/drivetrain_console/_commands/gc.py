@@ -93,7 +93,7 @@ def _inspect(storage: Storage, keep_last: int | None, *, delete: bool) -> _Findi
         with contextlib.ExitStack() as stack:
             stack.enter_context(damage_of(storage.root))
             if delete:  # the lock keeps other drivers from changing the run meanwhile
-                stack.enter_context(RunLock(storage, partial(Console().print, error=True)).hold())
+                stack.enter_context(RunLock(storage, partial(Console().print, error=True)).acquired())
             _tidy(storage, keep_last, finding, delete=delete)
     except RunInUseError as error:
         finding.skipped = str(error)

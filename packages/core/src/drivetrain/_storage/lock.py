@@ -54,8 +54,8 @@ class RunLock:
         self._lost = ""
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Hold the lock for the duration of a ``with`` block.
+    def acquired(self) -> Iterator[None]:
+        """Acquire the lock, and release it at the end of a ``with`` block.
 
         Raises:
             RunInUseError: another driver holds the lock. The message names the process of that driver.

@@ -114,7 +114,7 @@ def open_run(
     open_storage(with_short_deadline(storage))
     with contextlib.ExitStack() as stack:
         lock = RunLock(with_short_deadline(storage), notify)
-        stack.enter_context(lock.hold())
+        stack.enter_context(lock.acquired())
         _sweep_drafts(storage)
         exists = _check_exists(storage, name, resume)
         record, starts = _read_record(storage)
