@@ -6,11 +6,14 @@ import inspect
 import pkgutil
 
 import drivetrain
+import drivetrain_console
 import drivetrain_data
 import drivetrain_gbdt
 import drivetrain_hf
 import drivetrain_horovod
+import drivetrain_interactive
 import drivetrain_jax
+import drivetrain_launch
 import drivetrain_lightning
 import drivetrain_ray
 import drivetrain_tf
@@ -61,6 +64,9 @@ def _load_names_for_annotations() -> None:
     """Execute the ``if TYPE_CHECKING:`` block of each module, so that annotations can be resolved and linked."""
     for package in (
         drivetrain,
+        drivetrain_console,
+        drivetrain_launch,
+        drivetrain_interactive,
         drivetrain_ray,
         drivetrain_data,
         drivetrain_gbdt,

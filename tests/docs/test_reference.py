@@ -14,8 +14,10 @@ import drivetrain
 from tests.docs.pages import DOCS
 
 _MODULES = (
-    *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain_testing"),
-    "drivetrain.loggers",
+    *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain.runs", "drivetrain.loggers"),
+    *(f"drivetrain.plugin.{file.stem}" for file in Path(drivetrain.plugin.__path__[0]).glob("[a-z]*.py")),
+    *("drivetrain_console", "drivetrain_interactive", "drivetrain_launch"),
+    *("drivetrain_testing", "drivetrain_testing.kits", "drivetrain_track.testing"),
     "drivetrain_ray",
     "drivetrain_data",
     "drivetrain_track",
