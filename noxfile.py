@@ -170,9 +170,9 @@ EXTRAS = {
     "plot": "matplotlib.figure:Figure",
     "completion": "shtab:complete",
 }
-"""Those without a check of their own, with a name that ``tests/isolation/check_extra.py`` imports."""
+"""Extras without a check of their own, each with a name that ``tests/isolation/check_extra.py`` imports."""
 ISOLATED_IN_CHECK = ("core", "drivetrain", "torch")
-"""The ones that `check` installs; `campaign` installs all."""
+"""The names whose requirements `check` installs; `campaign` installs all."""
 NEED_TORCH = ("torch", "lightning", "hf", "accelerate", "deepspeed")
 
 OTHERS = "other folders"
