@@ -1,4 +1,4 @@
-"""Finds the name that somebody meant, for errors about unknown names."""
+"""Finds the name that was meant, for errors about unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens after a failure: the policy decides about a retry, and the nodes that caused losses are avoided."""
+"""The reactions to a failure: the policy decides about a retry, and the nodes that caused losses are avoided."""
 
 from __future__ import annotations
 

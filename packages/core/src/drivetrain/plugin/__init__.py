@@ -7,7 +7,7 @@ group                     the plugin provides
 ========================= ====================================================================
 ``drivetrain.backends``   a :class:`drivetrain.plugin.BackendConfig` class, which sets up a framework
 ``drivetrain.callbacks``  a :class:`drivetrain.Callback` class, which watches a run
-``drivetrain.commands``   a function that adds a command to ``drivetrain``, with :func:`add_command`
+``drivetrain.commands``   a function that adds a command to ``drivetrain``, with :func:`drivetrain_console.add_command`
 ``drivetrain.datasets``   a :class:`DatasetProvider` class, which splits datasets of one kind
 ``drivetrain.frameworks`` under the name of a framework's root module, a :class:`Framework` class
 ``drivetrain.policies``   a :class:`drivetrain.plugin.FailurePolicy` class, or a function
@@ -21,9 +21,9 @@ group                     the plugin provides
 
 An installed plugin runs no code until it is selected by name, with three exceptions: drivetrain asks every dataset
 provider whether it accepts a dataset, every runtime whether the environment selects it, and the plugin of every
-framework that a process has imported. A plugin imports this
-module, ``drivetrain`` and, in its tests, ``drivetrain_testing``; everything else in the package is internal. The
-classes that plugins derive from are all here; those that users need too are the same objects as in ``drivetrain``.
+framework that a process has imported. A plugin imports ``drivetrain``, ``drivetrain.runs``, this module and its
+submodules and, in its tests, ``drivetrain_testing``; everything else in the package is internal. The classes that
+plugins derive from are all here; those that users need too are the same objects as in ``drivetrain``.
 """
 
 from typing import TYPE_CHECKING
