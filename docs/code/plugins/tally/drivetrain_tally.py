@@ -9,6 +9,7 @@ from typing import Any
 from drivetrain import DataParallelTrainer, TrainContext
 from drivetrain.plugin import Backend, BackendConfig
 from drivetrain.plugin.backends import WorkerGroup
+from drivetrain.plugin.trainers import checked_config
 
 _listener: Listener | None = None  # on rank 0
 _connections: list[
@@ -113,5 +114,6 @@ class TallyTrainer(DataParallelTrainer):
         tally_config: TallyConfig | None = None,
         **arguments: Any,
     ) -> None:
-        config = tally_config or TallyConfig()
+        where = "TallyTrainer(tally_config=...)"
+        config = checked_config(tally_config, TallyConfig, where)
         super().__init__(train_loop_per_worker, backend_config=config, **arguments)
