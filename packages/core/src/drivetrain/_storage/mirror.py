@@ -23,7 +23,7 @@ __all__ = ["Mirror"]
 class Mirror:
     """Uploads the new and changed files of a directory, periodically in the background and on request.
 
-    Files that are deleted locally are kept in the storage. If an upload fails, a warning is printed, and the next
+    Files that are deleted locally are kept in the storage. If an upload fails, ``warn`` is called, and the next
     periodic upload retries. If the last one fails, the files can be kept.
 
     Args:

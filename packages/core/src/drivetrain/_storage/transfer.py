@@ -99,15 +99,7 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
     """
     deadline = time.monotonic() + limits.deadline_s
     if not in_thread and (len(jobs) == 1 or limits.threads == 1):
-        values = []
-        for job in jobs:
-            try:
-                values.append(_attempt(job, deadline, _sleep, limits.attempts))
-            except StorageError:
-                raise
-            except Exception as error:
-                raise _describe_failure(what, job.name, error) from error
-        return values
+        return [_attempt(job, what, deadline, _sleep, limits.attempts) for job in jobs]
     failed = threading.Event()
     results: list[Any] = [None] * len(jobs)
     done: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
@@ -125,7 +117,7 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
                 return
             current[number] = jobs[number].name
             try:
-                done.put((number, _attempt(jobs[number], deadline, failed.wait, limits.attempts), None))
+                done.put((number, _attempt(jobs[number], what, deadline, failed.wait, limits.attempts), None))
             except BaseException as error:  # the calling thread raises it
                 done.put((number, None, error))
                 failed.set()
@@ -146,7 +138,7 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
                 ) from empty
             if isinstance(failure, StorageError):
                 raise failure
-            if failure is not None:
+            if failure is not None:  # the job has called sys.exit()
                 raise _describe_failure(what, jobs[number].name, failure) from failure
             results[number] = value
     finally:
@@ -159,7 +151,7 @@ def _sleep(seconds: float) -> bool:
     return False
 
 
-def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attempts: int) -> T:
+def _attempt(job: Job[T], what: str, deadline: float, wait: Callable[[float], bool], attempts: int) -> T:
     """Run a job, with retries. ``wait`` pauses for a number of seconds, and returns True if another job has failed."""
     pause = _FIRST_PAUSE_S
     for attempt in range(1, attempts + 1):
@@ -167,7 +159,9 @@ def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attemp
             return job.call()
         except Exception as error:
             if attempt == attempts or not is_transient(error) or time.monotonic() + pause > deadline:
-                raise
+                if isinstance(error, StorageError):
+                    raise
+                raise _describe_failure(what, job.name, error) from error
         if wait(pause * random.uniform(0.7, 1.3)):
             raise StorageError("cancelled, because another part failed")
         pause = min(2 * pause, _LONGEST_PAUSE_S)
