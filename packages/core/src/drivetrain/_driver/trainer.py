@@ -329,7 +329,7 @@ class DataParallelTrainer(KeepsArguments):
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         from drivetrain._driver.fitting import run_job  # not above: workers import this module, but run no job
 
-        # The file is not a part of the stored job: it would keep a trainer alive that nobody refers to.
+        # The file is not a part of the stored job: it would keep a trainer alive that has no other reference.
         job = replace(self._job, trial=self._trial)
         return run_job(job, self._trainer_file, interrupts, raise_on_failure=raise_on_failure)
 
