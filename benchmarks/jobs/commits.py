@@ -53,7 +53,7 @@ if __name__ == "__main__":
     taken, manifest, floor = [], [], []
     for index in range(1, config["commits"] + 1):
         files = {0: storage.put_directory(str(source), checkpoint_name(index))}
-        taken.append(seconds(manager.commit, index=index, iteration=index, files=files, metrics=metrics))
+        taken.append(seconds(manager.commit, number=index, iteration=index, files=files, metrics=metrics))
         data = storage.read_bytes(MANIFEST)
         manifest.append(seconds(storage.write_bytes, MANIFEST, data))
         floor.append(seconds(put, data))

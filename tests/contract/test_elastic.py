@@ -49,7 +49,7 @@ class Sizes(Collector):
 
     def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
         super().on_checkpoint(run, checkpoint)
-        if checkpoint.index == self._at:
+        if checkpoint.number == self._at:
             self._change()
 
     def on_group_start(self, run: Any, attempt: int, workers: Sequence[WorkerInfo]) -> None:

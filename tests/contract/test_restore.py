@@ -525,7 +525,7 @@ def test_damage_is_named_and_the_newest_intact_checkpoint_is_used(
     assert files_of(result.checkpoint) == {"0.txt": "8"}
     result.checkpoint.verify()  # type: ignore[union-attr]
     indexes = [int(name.removeprefix("checkpoint_")) for name in committed_names(result.path)]
-    assert indexes == sorted(set(indexes)), "an index was used twice"
+    assert indexes == sorted(set(indexes)), "a number was used twice"
 
 
 @in_this_process
@@ -603,7 +603,7 @@ def test_clock_that_moves_backwards_does_not_change_the_order(
     run = fail(runtime, gate, {"steps": 12, "fail_at": 9}, checkpoint_config=config)
     entries = json.loads((run / "manifest.json").read_text())["checkpoints"]
     assert entries[0]["time"] > entries[1]["time"]
-    assert [entry["index"] for entry in entries] == [6, 8]
+    assert [entry["number"] for entry in entries] == [6, 8]
     result = runtime.fit(count_up, {"steps": 12}, resume="must", checkpoint_config=config)
 
     assert result.return_value == [8, 9, 10, 11]

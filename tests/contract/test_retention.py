@@ -41,7 +41,7 @@ class AtEachCommit(Callback):
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
         self.kept.append([int(name.removeprefix("checkpoint_")) for name in committed_names(str(run.path))])
-        self._act(checkpoint.index, Checkpoint(run.path / checkpoint.name))
+        self._act(checkpoint.number, Checkpoint(run.path / checkpoint.name))
 
 
 @pytest.mark.parametrize(

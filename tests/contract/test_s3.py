@@ -201,7 +201,7 @@ given = json.loads(sys.argv[1])
 
 class NotifyCommits(drivetrain.Callback):
     def on_checkpoint(self, run, checkpoint):
-        send_line(given["pipe"], checkpoint.index)
+        send_line(given["pipe"], checkpoint.number)
 
 trainer = drivetrain.DataParallelTrainer(
     train,
@@ -229,7 +229,7 @@ def test_driver_killed_with_all_workers_resumes_from_the_bucket_and_a_concurrent
         with contextlib.suppress(ProcessLookupError):  # workers exit with their parent
             os.kill(pid, 9)
     first.wait()
-    latest = read_manifest(bucket.run)[-1].index
+    latest = read_manifest(bucket.run)[-1].number
 
     second = runtime.start_driver(KILLED_DRIVER, {**arguments, "steps": latest + 2})
     code, output, errors = second.wait()

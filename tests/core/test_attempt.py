@@ -405,7 +405,7 @@ def test_checkpoint_that_waits_for_a_lost_rank_is_never_committed(tmp_path: Path
         attempt, _ = follow(services, group)
         assert replace_lost(group, attempt) == ReportNumber(12, 9)
         assert isinstance(attempt.follow(), Succeeded)
-        assert [(entry.name, entry.index) for entry in services.checkpoints.committed] == [(names[1], 13)]
+        assert [(entry.name, entry.number) for entry in services.checkpoints.committed] == [(names[1], 13)]
 
 
 class ScriptedRuntime:

@@ -22,11 +22,11 @@ def commit(manager: CheckpointManager, storage: Storage, index: int, **metrics: 
     directory.mkdir()
     (directory / "weights.txt").write_text(str(index))
     files = {0: {"weights.txt": StoredFile(len(str(index)))}}
-    return manager.commit(index=index, iteration=index, files=files, metrics=metrics)
+    return manager.commit(number=index, iteration=index, files=files, metrics=metrics)
 
 
 def indexes(entries: list[CommittedCheckpoint]) -> list[int]:
-    return [entry.index for entry in entries]
+    return [entry.number for entry in entries]
 
 
 def directories(storage: Storage) -> list[str]:
@@ -73,7 +73,7 @@ def test_retention_keeps_the_best_and_never_deletes_the_latest(
 
 def test_nan_ranks_last_and_later_checkpoints_win_ties() -> None:
     entries = [
-        CommittedCheckpoint(name=str(index), index=index, iteration=index, metrics={"score": score}, time=0.0)
+        CommittedCheckpoint(name=str(index), number=index, iteration=index, metrics={"score": score}, time=0.0)
         for index, score in enumerate([math.nan, 1.0, 2.0, 2.0, "high"])
     ]
 
@@ -109,7 +109,7 @@ def test_rank_that_was_not_waited_for_adds_its_files_to_a_committed_checkpoint(t
     entry = commit(manager, storage, 1)
     Path(storage.path(entry.name, "late.txt")).write_text("late")
 
-    assert manager.commit(index=1, iteration=1, files={1: {"late.txt": StoredFile(4)}}, metrics={}) == entry
+    assert manager.commit(number=1, iteration=1, files={1: {"late.txt": StoredFile(4)}}, metrics={}) == entry
     listing = json.loads(Path(storage.path(entry.name, ".checkpoint.json")).read_text())
     assert listing["files"] == {"late.txt": [4, None], "weights.txt": [1, None]}
     assert indexes(manager.committed) == [1]
@@ -126,7 +126,7 @@ def test_collision_commits_nothing(tmp_path: Path) -> None:
         files[rank] = storage.put_directory(str(source), "checkpoint_000001", rank=rank)
 
     with pytest.raises(CheckpointError, match="ranks 0 and 1"):
-        manager.commit(index=1, iteration=1, files=files, metrics={})
+        manager.commit(number=1, iteration=1, files=files, metrics={})
     assert read_manifest(storage) == []
 
 
@@ -222,7 +222,7 @@ def test_run_resumes_from_the_newest_checkpoint_that_verifies(tmp_path: Path) ->
     assert reopened.verify() == entries[1]
     assert "checkpoint_000004/weights.txt is missing" in warnings[0]
     assert "checkpoint_000003/weights.txt has 0 bytes instead of 1" in warnings[1]
-    assert reopened.last_index == 4, "the index of a damaged checkpoint is not used reopened"
+    assert reopened.last_number == 4, "the number of a damaged checkpoint is not used reopened"
     assert reopened.sweep() == ([], 0), "a committed checkpoint is not an orphan, even if damaged"
 
 
@@ -237,11 +237,11 @@ storage = local_storage(Path(sys.argv[1]))
 source = Path(sys.argv[2])
 manager = CheckpointManager(storage, CheckpointConfig(num_to_keep=3))
 manager.sweep()
-start = manager.latest.index + 1 if manager.latest else 1
+start = manager.latest.number + 1 if manager.latest else 1
 for index in itertools.count(start):
     (source / "weights.txt").write_text("x" * 100_000)
     files = storage.put_directory(str(source), f"checkpoint_{index:06d}", rank=0)
-    manager.commit(index=index, iteration=index, files={0: files}, metrics={"padding": "y" * 100_000})
+    manager.commit(number=index, iteration=index, files={0: files}, metrics={"padding": "y" * 100_000})
     print(index, flush=True)
 """
 
@@ -265,12 +265,12 @@ def test_process_killed_at_any_point_of_a_commit_leaves_a_manifest_of_complete_c
             for _ in range(kill_after):
                 last = int(process.stdout.readline())
             for _ in range(300):  # while the other process commits
-                assert read_manifest(storage)[-1].index >= last
+                assert read_manifest(storage)[-1].number >= last
             process.kill()
             process.wait()
 
         entries = read_manifest(storage)
-        assert entries[-1].index >= last, "a committed checkpoint was lost"
+        assert entries[-1].number >= last, "a committed checkpoint was lost"
         for entry in entries:
             weights = Path(storage.path(entry.name, "weights.txt"))
             assert weights.read_text() == "x" * 100_000

@@ -41,7 +41,7 @@ def test_reported_metrics_exclude_added_ones() -> None:
 
 def checkpoint(index: int, accuracy: float | None) -> CommittedCheckpoint:
     metrics = {"eval": {} if accuracy is None else {"accuracy": accuracy}}
-    return CommittedCheckpoint(name=f"c{index}", index=index, iteration=index, metrics=metrics, time=0.0)
+    return CommittedCheckpoint(name=f"c{index}", number=index, iteration=index, metrics=metrics, time=0.0)
 
 
 def test_checkpoints_are_ranked_and_retained_by_a_nested_metric() -> None:

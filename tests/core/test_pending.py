@@ -56,7 +56,7 @@ class Driver:
 def committed(world_size: int, *ranks: int) -> CommittedCheckpoint:
     """Return a checkpoint of an earlier attempt."""
     return CommittedCheckpoint(
-        name="checkpoint_000001", index=1, iteration=1, metrics={}, time=0.0, world_size=world_size, ranks=ranks
+        name="checkpoint_000001", number=1, iteration=1, metrics={}, time=0.0, world_size=world_size, ranks=ranks
     )
 
 

@@ -90,7 +90,7 @@ def test_every_kind_of_filesystem_stores_commits_lists_reads_and_deletes(tmp_pat
     manager = CheckpointManager(storage)
 
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
-    entry = manager.commit(index=1, iteration=1, files={0: files}, metrics={"loss": 0.5})
+    entry = manager.commit(number=1, iteration=1, files={0: files}, metrics={"loss": 0.5})
     storage.put_directory(str(tmp_path / "source"), "checkpoint_000002")
 
     assert read_manifest(storage) == [entry]
@@ -113,7 +113,7 @@ def test_s3_stores_commits_lists_reads_and_deletes(storage: Storage, tmp_path: P
     contents = make_files(tmp_path / "source", {"a.bin": 100, "deep/er/b.bin": 50 * MEGABYTE, "empty": 0})
     manager = CheckpointManager(storage, metadata={"dataset": "digits"})
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
-    entry = manager.commit(index=1, iteration=1, files={0: files}, metrics={})
+    entry = manager.commit(number=1, iteration=1, files={0: files}, metrics={})
     storage.put_directory(str(tmp_path / "source"), "checkpoint_000002")
 
     checkpoint = pickle.loads(pickle.dumps(manager.checkpoint(entry)))
@@ -145,7 +145,7 @@ def test_file_of_the_lowest_rank_is_kept_on_s3_whichever_rank_is_faster(
 
         files[rank] = storage.put_directory(str(tmp_path / f"of_{rank}"), "checkpoint_000001", rank=rank, claim=claim)
 
-    entry = manager.commit(index=1, iteration=1, files=files, metrics={})
+    entry = manager.commit(number=1, iteration=1, files=files, metrics={})
 
     expected = {"shared.bin": contents[0]["shared.bin"]} | {
         f"own_{rank}.bin": contents[rank][f"own_{rank}.bin"] for rank in (0, 1)
@@ -164,13 +164,13 @@ def test_same_content_of_two_ranks_is_accepted_on_s3_and_different_content_names
     make_files(tmp_path / "source", {"shared.bin": 100})
     manager = CheckpointManager(storage)
     files = {rank: storage.put_directory(str(tmp_path / "source"), "checkpoint_000001", rank=rank) for rank in (0, 1)}
-    manager.commit(index=1, iteration=1, files=files, metrics={})
+    manager.commit(number=1, iteration=1, files=files, metrics={})
     make_files(tmp_path / "source", {"shared.bin": 100})
     files[1] = storage.put_directory(str(tmp_path / "source"), "checkpoint_000002", rank=1)
 
     with pytest.raises(CheckpointError, match=r"ranks 0 and 1 reported 'shared\.bin'"):
-        manager.commit(index=2, iteration=2, files=files, metrics={})
-    assert [entry.index for entry in read_manifest(storage)] == [1]
+        manager.commit(number=2, iteration=2, files=files, metrics={})
+    assert [entry.number for entry in read_manifest(storage)] == [1]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_upload_and_commit_survive_transient_faults(
     proxy.inject(fault, times=6, method=method, containing="checkpoint_000001" if method != "GET" else "")
 
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
-    entry = manager.commit(index=1, iteration=1, files={0: files}, metrics={})
+    entry = manager.commit(number=1, iteration=1, files={0: files}, metrics={})
     manager.checkpoint(entry).verify()
 
     assert proxy.injected
@@ -247,22 +247,22 @@ def test_commit_that_cannot_store_its_manifest_keeps_the_previous_one(
     storage = with_short_deadline(storage)
     manager = CheckpointManager(storage)
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
-    manager.commit(index=1, iteration=1, files={0: files}, metrics={})
+    manager.commit(number=1, iteration=1, files={0: files}, metrics={})
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000002")
     proxy.inject(SlowDown(status=403, code="AccessDenied"), times=None, method="PUT", containing="manifest.json")
 
     with pytest.raises(StorageError, match=r"cannot write manifest\.json.*credentials"):
-        manager.commit(index=2, iteration=2, files={0: files}, metrics={})
+        manager.commit(number=2, iteration=2, files={0: files}, metrics={})
 
     proxy.heal()
-    assert [entry.index for entry in read_manifest(storage)] == [1]
+    assert [entry.number for entry in read_manifest(storage)] == [1]
 
 
 def test_object_damaged_in_storage_is_detected_on_read(storage: Storage, server: S3Server, tmp_path: Path) -> None:
     make_files(tmp_path / "source", {"a.bin": 1000})
     manager = CheckpointManager(storage)
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
-    entry = manager.commit(index=1, iteration=1, files={0: files}, metrics={})
+    entry = manager.commit(number=1, iteration=1, files={0: files}, metrics={})
     storage.filesystem.write_bytes(storage.path("checkpoint_000001", "a.bin"), b"x" * 1000)
 
     with pytest.raises(CheckpointError, match=r"a\.bin is damaged"):
@@ -331,7 +331,7 @@ def test_processes_of_one_node_share_one_download(storage: Storage, proxy: Fault
     make_files(tmp_path / "source", {"a.bin": 5 * MEGABYTE})
     manager = CheckpointManager(storage)
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
-    manager.commit(index=1, iteration=1, files={0: files}, metrics={})
+    manager.commit(number=1, iteration=1, files={0: files}, metrics={})
     uri = proxy.uri(storage.path("checkpoint_000001"))
     script = (
         "import sys; from drivetrain import Checkpoint\n"

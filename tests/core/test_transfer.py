@@ -40,7 +40,7 @@ def commit(
     manager = CheckpointManager(storage, config)
     checksums = manager._config.checksums
     files = storage.put_directory(str(source), f"checkpoint_{index:06d}", checksums=checksums, **options)
-    return manager.checkpoint(manager.commit(index=index, iteration=index, files={0: files}, metrics={}))
+    return manager.checkpoint(manager.commit(number=index, iteration=index, files={0: files}, metrics={}))
 
 
 def paths_in(directory: str | Path) -> list[str]:
@@ -312,7 +312,7 @@ def test_ten_thousand_small_files_are_stored_checked_and_loaded(tmp_path: Path, 
     manager = CheckpointManager(storage)
 
     files = storage.put_directory(str(source), "checkpoint_000001")
-    checkpoint = manager.checkpoint(manager.commit(index=1, iteration=1, files={0: files}, metrics={}))
+    checkpoint = manager.checkpoint(manager.commit(number=1, iteration=1, files={0: files}, metrics={}))
 
     checkpoint.verify()
     copy = checkpoint.to_directory(tmp_path / "copy")
@@ -331,7 +331,7 @@ def test_files_of_the_other_ranks_are_kept_when_one_rank_withdraws(tmp_path: Pat
         Path(storage.path("checkpoint_000001", name)).unlink()
 
     manager = CheckpointManager(storage)
-    checkpoint = manager.checkpoint(manager.commit(index=1, iteration=1, files={1: files}, metrics={}))
+    checkpoint = manager.checkpoint(manager.commit(number=1, iteration=1, files={1: files}, metrics={}))
 
     checkpoint.verify()
     assert not Path(checkpoint.path, ".rank_1").exists()

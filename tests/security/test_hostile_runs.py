@@ -465,7 +465,7 @@ def test_checkpoint_with_a_damaged_list_does_not_hide_the_others(
 
     entries = read_manifest(local_storage(place / "hostile"), warnings.append)
 
-    assert [entry.index for entry in entries] == [1, 3]
+    assert [entry.number for entry in entries] == [1, 3]
     assert "recovered 2 checkpoints from the lists of files in their directories" in warnings[0]
     row = next(row for row in json.loads(command("runs", "list", place, "--json")[1]) if row["name"] == "hostile")
     assert (row["status"], row["checkpoints"]) == ("failed", 2)
@@ -522,7 +522,7 @@ def test_checkpoint_whose_storage_answers_with_a_page_of_html_is_not_deleted(mon
     memory = fsspec.filesystem("memory")
     listing = {
         "version": 1,
-        "entry": {"name": CHECKPOINT, "index": 1, "iteration": 1, "metrics": {}, "time": 1.5, "ordinal": 1},
+        "entry": {"name": CHECKPOINT, "number": 1, "iteration": 1, "metrics": {}, "time": 1.5, "ordinal": 1},
         "files": {"weights": [1, None]},
     }
     memory.pipe_file(f"/refused/{CHECKPOINT}/.checkpoint.json", json.dumps(listing).encode())

@@ -280,7 +280,7 @@ def test_name_that_no_checkpoint_can_have_is_refused(name: object) -> None:
     with pytest.raises(StorageError, match=r"manifest\.json: expected"):
         require_checkpoint_name(name, "manifest.json")
     with pytest.raises(StorageError, match="expected"):
-        CommittedCheckpoint(name=name, index=1, iteration=1, metrics={}, time=0.0)  # type: ignore[arg-type]
+        CommittedCheckpoint(name=name, number=1, iteration=1, metrics={}, time=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["checkpoint_000001", "best", "of epoch 3", "sub/step_1", "a..b"])

@@ -482,8 +482,8 @@ class Recorder(Callback):
 
     def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
         """Record a commit."""
-        self._simulation.note_commit(checkpoint.index)
-        self._simulation.trace.append((self._simulation.clock(), "commit", checkpoint.index))
+        self._simulation.note_commit(checkpoint.number)
+        self._simulation.trace.append((self._simulation.clock(), "commit", checkpoint.number))
 
     def on_failure(self, run: Any, failure: Any, retrying: bool) -> None:
         """Record a failure."""
@@ -599,13 +599,13 @@ class Simulation:
         # A checkpoint that could not be withdrawn remains in the manifest, but this driver does not resume from it.
         committed = [] if self.checkpoints is None else self.checkpoints.committed
         for entry in [self.latest] if self.was_refused else committed:
-            if entry is not None and entry.index in self.stored_at:
+            if entry is not None and entry.number in self.stored_at:
                 missing = [
                     rank
                     for rank, first in self.contributors.items()
-                    if first <= entry.index and not entry.has_files_of(rank)
+                    if first <= entry.number and not entry.has_files_of(rank)
                 ]
-                require(not missing, f"the committed checkpoint {entry.index} has the files of {missing}")
+                require(not missing, f"the committed checkpoint {entry.number} has the files of {missing}")
                 declared = range(self.scenario.savers if self.scenario.declares else 0)
                 require(all(map(entry.has_files_of, declared)), "a checkpoint has the files of all declared ranks")
 
@@ -682,7 +682,7 @@ class Simulation:
         require(self.stopped == self.launched, "every group is stopped")
         stored = read_manifest(local_storage(self.directory))
         require(stored == checkpoints.committed, "the manifest contains the committed checkpoints")
-        require(stored == sorted(stored, key=lambda entry: entry.index), "the manifest is in order")
+        require(stored == sorted(stored, key=lambda entry: entry.number), "the manifest is in order")
         for entry in checkpoints.committed:
             checkpoints.checkpoint(entry).verify()
         if isinstance(outcome, Succeeded):

@@ -345,7 +345,7 @@ class _Case:
             except (CheckpointError, StorageError) as error:
                 self._findings.append(f"after {which}: {error}")
         newest = committed[-1] if committed else None
-        if expected is not None and (newest is None or newest.index < expected.index):
+        if expected is not None and (newest is None or newest.number < expected.number):
             self._findings.append(f"{expected.name} was committed, but is missing after {which}")
         return newest
 

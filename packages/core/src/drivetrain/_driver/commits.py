@@ -132,7 +132,7 @@ class Commits:
         for pending in self._pending.take_complete():
             committed |= self._commit(pending)
         if committed:
-            numbers = {entry.index for entry in self._services.checkpoints.committed}
+            numbers = {entry.number for entry in self._services.checkpoints.committed}
             for closed in self._pending.close(numbers):
                 self._requests.forget(closed.name)
         self._warn_of_old()
@@ -197,7 +197,7 @@ class Commits:
         metrics.update(combine(pending.metrics, pending.reduce))
         contributors, world_size = sorted(pending.directories), len(self._ranks)
         entry = self._services.checkpoints.commit(
-            index=pending.number,
+            number=pending.number,
             iteration=pending.iteration,
             files=files,
             metrics=writable(metrics),

@@ -84,8 +84,8 @@ class Controller:
         self._policy = policy
         self._initial_checkpoint = resume_from
         # The last commit before the current attempt or the latest failure.
-        self._committed_before = services.checkpoints.last_index
-        self._last_number = max(last_number, services.checkpoints.last_index)
+        self._committed_before = services.checkpoints.last_number
+        self._last_number = max(last_number, services.checkpoints.last_number)
         self._current: Attempt | None = None
         self._history: list[Failure] = []
         self._run_resources = contextlib.ExitStack()
@@ -137,7 +137,7 @@ class Controller:
 
     def _with_progress(self, failure: Failure, attempt: int) -> Failure:
         """Return the failure with its attempt, and whether a checkpoint was committed since the previous failure."""
-        last_committed = self._services.checkpoints.last_index
+        last_committed = self._services.checkpoints.last_number
         made_progress = failure.made_progress or last_committed > self._committed_before
         self._committed_before = last_committed
         return replace(failure, made_progress=made_progress, attempt=attempt)

@@ -214,7 +214,7 @@ def _controller(
         driver_count=opened.driver_count,
         all_values=job.all_values,
     )
-    return Controller(services, runtime, tasks, policy, resume_from=job.resume_from, last_number=opened.last_index)
+    return Controller(services, runtime, tasks, policy, resume_from=job.resume_from, last_number=opened.last_number)
 
 
 def _how_to_resume(opened: OpenRun) -> str:

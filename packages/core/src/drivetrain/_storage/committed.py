@@ -18,7 +18,7 @@ class CommittedCheckpoint:
 
     Attributes:
         name: the checkpoint's directory, relative to the run directory.
-        index: the index, in the run, of the report that the checkpoint belongs to.
+        number: the number, in the run, of the report that the checkpoint belongs to.
         iteration: the ``_training_iteration`` of that report.
         metrics: the metrics of that report.
         time: Unix time of the commit in seconds.
@@ -32,7 +32,7 @@ class CommittedCheckpoint:
     """
 
     name: str
-    index: int
+    number: int
     iteration: int
     metrics: Mapping[str, Any]
     time: float
@@ -61,7 +61,7 @@ class CommittedCheckpoint:
         fields = Fields(value, where)
         return cls(
             name=fields.text("name"),
-            index=fields.integer("index"),
+            number=fields.integer("number"),
             iteration=fields.integer("iteration"),
             metrics=fields.mapping("metrics"),
             time=fields.number("time"),

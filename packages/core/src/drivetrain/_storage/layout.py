@@ -136,13 +136,13 @@ _RESERVED = re.compile(rf"\..*|{RESULT_FILE_PATTERN.pattern}|events\.out\.tfeven
 _DRAFT = re.compile(r"\.([^.].*)\.[0-9a-f]{8}")
 
 
-def checkpoint_name(index: int) -> str:
+def checkpoint_name(number: int) -> str:
     """Return the default name of a checkpoint's directory.
 
     Args:
-        index: the index, in the run, of the report that the checkpoint belongs to.
+        number: the number, in the run, of the report that the checkpoint belongs to.
     """
-    return f"checkpoint_{index:06d}"
+    return f"checkpoint_{number:06d}"
 
 
 def announcement_name(name: str) -> str:

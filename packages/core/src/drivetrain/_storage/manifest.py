@@ -1,6 +1,6 @@
 """Commit and retention.
 
-**How a checkpoint is committed.** The ranks have uploaded their files to ``checkpoint_<index>/``. The controller
+**How a checkpoint is committed.** The ranks have uploaded their files to ``checkpoint_<number>/``. The controller
 decides which rank's file is kept if several ranks uploaded files under one path, writes the listing (the list of files)
 into the directory, and then replaces ``manifest.json`` atomically. That replacement is the commit. A checkpoint that is
 not in the manifest is not committed, and its files are deleted before the next attempt. The new manifest also leaves
@@ -177,9 +177,9 @@ class CheckpointManager:
         return intact[-1] if intact else None
 
     @property
-    def last_index(self) -> int:
-        """The highest report index of a committed checkpoint; 0 if there is none."""
-        return self.committed[-1].index if self.committed else 0
+    def last_number(self) -> int:
+        """The highest report number of a committed checkpoint; 0 if there is none."""
+        return self.committed[-1].number if self.committed else 0
 
     def checkpoint(self, entry: CommittedCheckpoint) -> Checkpoint:
         """Return the checkpoint that an entry of the manifest describes."""
@@ -204,7 +204,7 @@ class CheckpointManager:
     def commit(
         self,
         *,
-        index: int,
+        number: int,
         iteration: int,
         files: Mapping[int, Mapping[str, StoredFile]],
         metrics: Mapping[str, Any],
@@ -217,7 +217,7 @@ class CheckpointManager:
         If the checkpoint has been committed before, the files of further ranks are added to it.
 
         Args:
-            index: the report's index in the run.
+            number: the report's number in the run.
             iteration: the report's iteration.
             files: the uploaded files of each rank, by rank and then by relative path. A rank without files has written
                 its files into the directory itself.
@@ -231,9 +231,9 @@ class CheckpointManager:
                 uploaded different content under the same path.
             StorageError: the manifest could not be written, so nothing is committed.
         """
-        name = name or checkpoint_name(index)
+        name = name or checkpoint_name(number)
         existing = next((entry for entry in self.committed if entry.name == name), self._withdrawn.get(name))
-        if existing and existing.index != index:
+        if existing and existing.number != number:
             raise CheckpointError(
                 f"[DT-411] a checkpoint: expected a directory that is new in the run, got {name!r}, which is "
                 "committed already"
@@ -254,7 +254,7 @@ class CheckpointManager:
             checkpoint.set_metadata({**self._metadata, **checkpoint.get_metadata()})
         entry = existing or CommittedCheckpoint(
             name=name,
-            index=index,
+            number=number,
             iteration=iteration,
             metrics=dict(metrics),
             time=time.time(),
@@ -266,12 +266,12 @@ class CheckpointManager:
         self._withdrawn.pop(name, None)
         self._damaged.discard(name)
         others = [other for other in self.committed if other.name != name]
-        entries = sorted([*others, entry], key=lambda entry: entry.index)
+        entries = sorted([*others, entry], key=lambda entry: entry.number)
         kept = retained(entries, self._config, self._is_protected)
         names = {old.name for old in kept}
         dropped = [old for old in entries if old.name not in names]
         self._replace(kept, dropped)
-        if name != checkpoint_name(index) and entry in kept:
+        if name != checkpoint_name(number) and entry in kept:
             self._storage.delete(announcement_name(name))
         return entry
 
@@ -324,16 +324,16 @@ class CheckpointManager:
 
     @property
     def last_name(self) -> str:
-        """The directory of the committed checkpoint with the highest index; empty if there is none."""
+        """The directory of the committed checkpoint with the highest number; empty if there is none."""
         return self.committed[-1].name if self.committed else ""
 
     def sweep(self) -> tuple[list[str], int]:
         """Delete checkpoint directories that were never committed, or that retention has dropped.
 
         Returns:
-            The names of the deleted directories, and the highest report index among all uncommitted directories, or
-            0. New reports must not use this index, because a worker on a lost node may still be writing to the
-            directory with this index.
+            The names of the deleted directories, and the highest report number among all uncommitted directories, or
+            0. New reports must not use this number, because a worker on a lost node may still be writing to the
+            directory with this number.
         """
         self._manifest.confirm()
         self._withdrawn.clear()
@@ -472,4 +472,4 @@ def _recover_entries(storage: Storage, directories: Sequence[str]) -> list[Commi
         except StorageError as error:
             if not is_damage(error):  # the checkpoint may be complete, so it must not be omitted and then swept
                 raise
-    return sorted(found, key=lambda entry: entry.index)
+    return sorted(found, key=lambda entry: entry.number)

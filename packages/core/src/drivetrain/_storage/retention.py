@@ -149,7 +149,7 @@ def rank_checkpoints(entries: Sequence[CommittedCheckpoint], metric: str, mode: 
     def score(entry: CommittedCheckpoint) -> tuple[bool, float, int]:
         value = find_metric(entry.metrics, metric)
         if not isinstance(value, (int, float)) or value != value:  # NaN; math.isnan() raises for a huge integer
-            return (False, 0.0, entry.index)
-        return (True, value if mode == "max" else -value, entry.index)
+            return (False, 0.0, entry.number)
+        return (True, value if mode == "max" else -value, entry.number)
 
     return sorted(entries, key=score, reverse=True)

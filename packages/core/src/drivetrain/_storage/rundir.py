@@ -61,7 +61,7 @@ class OpenRun:
         name: the name of the run.
         id: the id of the run.
         driver_count: the number of drivers that have worked on the run, including this driver.
-        last_index: the highest report index that the run has used; 0 for a new run.
+        last_number: the highest report number that the run has used; 0 for a new run.
         storage: the run directory.
         directory: the directory for the files of callbacks. It is the run directory itself if that is local, and
             otherwise a local directory whose files are uploaded to the run directory.
@@ -73,7 +73,7 @@ class OpenRun:
     name: str
     id: str
     driver_count: int
-    last_index: int
+    last_number: int
     storage: Storage
     directory: Path
     checkpoints: CheckpointManager
@@ -132,10 +132,10 @@ def open_run(
 
         checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, notify, lock.check, push)
         checkpoints.create_manifest()  # before the other files, so a run without a manifest has always lost it
-        last_index, resumed = 0, ""
+        last_number, resumed = 0, ""
         if exists:
             pull()
-            last_index, resumed = _prepare_resume(config, storage, checkpoints)
+            last_number, resumed = _prepare_resume(config, storage, checkpoints)
         storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode())
         storage.write_bytes(TRAINER_FILE, trainer)
         for stale in ERROR_FILES:
@@ -144,7 +144,7 @@ def open_run(
             name=name,
             id=record["id"],
             driver_count=record["starts"],
-            last_index=last_index,
+            last_number=last_number,
             storage=storage,
             directory=directory,
             checkpoints=checkpoints,
@@ -302,10 +302,10 @@ def _sweep_temporary_files() -> None:
 
 
 def _prepare_resume(config: RunConfig, storage: Storage, checkpoints: CheckpointManager) -> tuple[int, str]:
-    """Delete uncommitted checkpoints. Return the highest report index used so far, and from where the run continues."""
-    swept, last_index = checkpoints.sweep()
+    """Delete uncommitted checkpoints. Return the highest report number so far, and from where the run continues."""
+    swept, last_number = checkpoints.sweep()
     latest = checkpoints.verify()
     found = f"continues from {latest.name}" if latest else "starts from the beginning, as no checkpoint was committed"
     leftovers = f" ({len(swept)} uncommitted checkpoints deleted)" if swept else ""
     resumed = f"resume={redact(os.fspath(config.resume))!r}, found {storage.root}, {found}{leftovers}"
-    return max(last_index, checkpoints.last_index), resumed
+    return max(last_number, checkpoints.last_number), resumed
