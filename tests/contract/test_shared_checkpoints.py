@@ -85,7 +85,7 @@ class ReleaseAfterCommit(drivetrain.Callback):
         self._gate, self._index, self._ranks = gate, index, ranks
 
     def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
-        if checkpoint.index == self._index:
+        if checkpoint.number == self._index:
             for _ in range(self._ranks):
                 self._gate.release()
 
