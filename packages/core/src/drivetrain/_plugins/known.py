@@ -43,7 +43,7 @@ PROVIDERS = {
     ("callback", "progress"): "drivetrain",
     ("view", "page"): "drivetrain",
 }
-"""The requirement that installs a plugin, by its kind and name, for plugins that have not the name of an extra."""
+"""The requirement that installs a plugin, by its kind and name, for plugins whose name is not that of an extra."""
 
 OWN = frozenset({CORE, "drivetrain", *EXTRAS.values()})
 """All distributions of this project."""
