@@ -31,7 +31,8 @@ GATE = "DRIVETRAIN_TEST_GATE"  # the path of the gate; not in the configuration,
 def train_with_accidents(config: dict[str, int]) -> None:
     """Lose a process at step 25, raise at step 45, and report a loss that is not finite at step 33.
 
-    An accident waits until the other rank has made the same step, so that all earlier checkpoints are committed.
+    An accident waits until the other rank has made the same step, so that all earlier checkpoints are committed. The
+    other rank makes no further step, because its checkpoints would be committed, too.
     """
     context = drivetrain.get_context()
     step, rank = 0, context.get_world_rank()
@@ -57,6 +58,7 @@ def train_with_accidents(config: dict[str, int]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         elif struck is not None:
             release(os.environ[GATE])
+            signal.pause()  # until the driver ends the attempt
 
 
 @pytest.fixture(scope="session")

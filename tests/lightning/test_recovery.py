@@ -31,6 +31,11 @@ def losses(metrics: list[dict[str, Any]]) -> dict[int, float]:
     return {epoch["epoch"]: epoch["loss"] for epoch in metrics}
 
 
+def skip_without_deepspeed(config: dict[str, Any]) -> None:
+    if config.get("strategy") == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+
+
 @pytest.mark.parametrize(
     ("config", "reported", "tolerance"),
     [
@@ -49,8 +54,7 @@ def losses(metrics: list[dict[str, Any]]) -> dict[int, float]:
 def test_killed_run_resumes_and_reaches_the_losses_and_parameters_of_an_undisturbed_one(
     fit: Callable[..., Result], undisturbed: Any, config: dict[str, Any], reported: list[int], tolerance: float
 ):
-    if config.get("strategy") == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed")
+    skip_without_deepspeed(config)
     collector = Collector()
     config = {"epochs": EPOCHS, "at_step": STEPS + 12, "send": signal.SIGKILL, **config}
     disturbed = fit(train, config, callbacks=(collector,), max_failures=1)
@@ -70,6 +74,8 @@ def test_killed_run_resumes_and_reaches_the_losses_and_parameters_of_an_undistur
     [
         pytest.param(1, {}, id="each epoch, in an order drawn at random"),
         pytest.param(2, {}, id="each epoch"),
+        pytest.param(2, {"strategy": "fsdp"}, id="fsdp"),
+        pytest.param(2, {"strategy": "deepspeed"}, id="deepspeed"),
         pytest.param(1, {"report": {"every": "validation"}}, id="each validation"),
         pytest.param(2, {"report": {"every": 8}, "resumable": True}, id="every 8 steps"),
     ],
@@ -77,6 +83,7 @@ def test_killed_run_resumes_and_reaches_the_losses_and_parameters_of_an_undistur
 def test_killed_run_with_dropout_ends_with_exactly_the_parameters_of_an_undisturbed_one(
     fit: Callable[..., Result], workers: int, config: dict[str, Any]
 ):
+    skip_without_deepspeed(config)
     config = {"epochs": 3, "dropout": 0.3, **config}
     undisturbed = fit(train, config, workers=workers).return_value
     killed = {"at_step": STEPS + 12, "send": signal.SIGKILL}

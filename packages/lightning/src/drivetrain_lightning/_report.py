@@ -91,8 +91,7 @@ class ReportCallback:
         """Store the number of the current step. Called when training starts."""
         self._last_step = trainer.global_step
         self._is_preempted = False
-        if self._loaded is not None and self._loaded["saved"] == "validation":
-            # Lightning completes the epoch, and then starts a new iteration over the data.
+        if self._loaded is not None and self._loaded["saved"] in _saved_before_another_iteration(trainer):
             set_random_states(self._loaded["states"])
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -191,6 +190,14 @@ def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
     finally:
         if owns:
             shutil.rmtree(root, ignore_errors=True)
+
+
+def _saved_before_another_iteration(trainer: Any) -> tuple[str, ...]:
+    """Return after what a checkpoint was saved if Lightning, when it resumes, starts to iterate over the data twice.
+
+    After a validation, it first completes the epoch. Old versions also do so at the start of an epoch.
+    """
+    return ("validation",) if hasattr(trainer.fit_loop, "is_resuming") else ("validation", "epoch")
 
 
 def _is_last_step(trainer: Any) -> bool:

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from drivetrain import ConfigurationError
+from drivetrain.plugin.backends import is_instance_of
 
 __all__ = ["ShardSampler", "refuse_second_shard", "refuse_second_wrapper"]
 
-_WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
 _REMEDY = (
     "Prepare models and data loaders once: either with prepare_model and prepare_data_loader, or with the library that "
     "trains, such as Accelerator.prepare"
@@ -33,7 +32,7 @@ def refuse_second_wrapper(model: torch.nn.Module) -> None:
     ``Accelerator.prepare``, ``Fabric.setup`` and others wrap models, too. They register the model as a submodule of the
     wrapper, which is when PyTorch calls :func:`_check`.
     """
-    if isinstance(model, _WRAPPERS) or _contains(model, DistributedDataParallel):
+    if _is_fsdp(model) or any(map(_is_ddp, model.modules())):
         raise _error("prepare_model", model)
     _register_check()
 
@@ -44,19 +43,28 @@ def _register_check() -> None:
 
 
 def _check(outer: torch.nn.Module, name: str, inner: Any) -> None:
-    # Within FullyShardedDataParallel, submodules may be wrapped in the same class.
-    if isinstance(outer, _WRAPPERS) and isinstance(inner, torch.nn.Module):
-        refused = _WRAPPERS if isinstance(outer, DistributedDataParallel) else DistributedDataParallel
-        if _contains(inner, refused):
+    if isinstance(inner, torch.nn.Module) and _is_wrapper(outer):
+        # Within FullyShardedDataParallel, submodules may be wrapped in the same class.
+        is_refused = _is_wrapper if _is_ddp(outer) else _is_ddp
+        if any(map(is_refused, inner.modules())):
             raise _error(type(outer).__name__, inner)
 
 
-def _contains(model: torch.nn.Module, kinds: Any) -> bool:
-    return any(isinstance(each, kinds) for each in model.modules())
+def _is_ddp(model: torch.nn.Module) -> bool:
+    return isinstance(model, DistributedDataParallel)
+
+
+def _is_fsdp(model: torch.nn.Module) -> bool:
+    # Importing torch.distributed.fsdp takes seconds, so this does not import it.
+    return is_instance_of(model, "torch.distributed.fsdp", "FullyShardedDataParallel")
+
+
+def _is_wrapper(model: torch.nn.Module) -> bool:
+    return _is_ddp(model) or _is_fsdp(model)
 
 
 def _error(where: str, model: torch.nn.Module) -> ConfigurationError:
-    wrapper = next(type(each).__name__ for each in model.modules() if isinstance(each, _WRAPPERS))
+    wrapper = next(type(each).__name__ for each in model.modules() if _is_wrapper(each))
     return ConfigurationError(
         f"[DT-763] {where}: expected a model that is not wrapped yet, got a model with a {wrapper}. {_REMEDY}"
     )

@@ -153,8 +153,9 @@ def _sleep(seconds: float) -> bool:
 
 def _attempt(job: Job[T], what: str, deadline: float, wait: Callable[[float], bool], attempts: int) -> T:
     """Run a job, with retries. ``wait`` pauses for a number of seconds, and returns True if another job has failed."""
-    pause = _FIRST_PAUSE_S
+    mean = _FIRST_PAUSE_S
     for attempt in range(1, attempts + 1):
+        pause = mean * random.uniform(0.7, 1.3)
         try:
             return job.call()
         except Exception as error:
@@ -162,9 +163,9 @@ def _attempt(job: Job[T], what: str, deadline: float, wait: Callable[[float], bo
                 if isinstance(error, StorageError):
                     raise
                 raise _describe_failure(what, job.name, error) from error
-        if wait(pause * random.uniform(0.7, 1.3)):
+        if wait(pause):
             raise StorageError("cancelled, because another part failed")
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        mean = min(2 * mean, _LONGEST_PAUSE_S)
     raise AssertionError("unreachable")
 
 
