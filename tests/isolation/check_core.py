@@ -112,7 +112,7 @@ def check_names_of_other_packages_are_reported_with_their_import() -> None:
     for name, package in (("TrackerCallback", "track"), ("ProgressCallback", "console")):
         message = message_of(lambda name=name: getattr(drivetrain.loggers, name))
         assert message.endswith(f"Write: from drivetrain_{package} import {name}"), message
-    assert "from drivetrain_testing import" in message_of(lambda: drivetrain_testing)
+    assert "from drivetrain_testing import" in message_of(lambda: drivetrain.testing)
 
 
 def check_missing_tracker_is_reported_with_the_command_to_install_it(storage_path: str) -> None:
