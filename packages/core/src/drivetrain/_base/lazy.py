@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["PUBLIC", "lazy_names"]
+__all__ = ["PUBLIC", "lazy_names", "publish"]
 
 PUBLIC: dict[tuple[str, str], str] = {}
 """For each re-exported name, by the module that defines it: the module that re-exports it, the outermost if several."""
@@ -42,6 +42,15 @@ def lazy_names(
         return sorted({*vars(sys.modules[facade]), *module_of, *inner})
 
     return get, names
+
+
+def publish(facade: str) -> None:
+    """Record the names that a module re-exports, so that they are pickled by their name in it. Call it at its end."""
+    module = sys.modules[facade]
+    for name in module.__all__:
+        defined_in = getattr(getattr(module, name), "__module__", None)
+        if isinstance(defined_in, str) and defined_in.startswith("drivetrain."):
+            PUBLIC.setdefault((defined_in, name), facade)
 
 
 def _missing(facade: str, name: str) -> AttributeError | ImportError:

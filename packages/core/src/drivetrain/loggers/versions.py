@@ -8,6 +8,7 @@ import re
 __all__ = ["installed_versions"]
 
 _OURS = ("drivetrain", "drivetrain-core")
+_NOT_IN_RUNS = ("drivetrain-testing",)
 _VARIANTS = ("", "-cpu", "-gpu")  # builds of a framework that are published under separate names
 _NAME = re.compile(r"^Name: (.+)$", re.MULTILINE)
 _VERSION = re.compile(r"^Version: (.+)$", re.MULTILINE)
@@ -40,7 +41,7 @@ def installed_versions() -> dict[str, str]:
         requirements = [(_normalized(line[1]), line[2]) for line in _REQUIREMENT.finditer(header)]
         if _normalized(name[1]) in _OURS:
             required |= {other for other, condition in requirements if "extra ==" not in condition}
-        elif any(other in _OURS for other, _ in requirements):
+        elif _normalized(name[1]) not in _NOT_IN_RUNS and any(other in _OURS for other, _ in requirements):
             plugins.add(_normalized(name[1]))
             required |= {other for other, _ in requirements}
     names = {f"{name}{variant}" for name in required - plugins for variant in _VARIANTS}

@@ -1,5 +1,6 @@
 """Names for backends and plugins of frameworks."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._hooks.backend import WorkerGroup, WrappedBackend
 from drivetrain._hooks.context import AttemptInfo
 from drivetrain._hooks.dataset import is_instance_of
@@ -27,3 +28,5 @@ __all__ = [
     "visible_gpus",
     "worker_threads",
 ]
+
+publish(__name__)

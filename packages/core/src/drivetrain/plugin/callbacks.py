@@ -1,6 +1,7 @@
 """Names for callbacks and trackers: the events of a run, its metrics, and texts without secrets."""
 
 from drivetrain._base.console import Console
+from drivetrain._base.lazy import publish
 from drivetrain._base.metrics import find_metric, flatten, has_metric, reported_metrics, writable
 from drivetrain._base.outcome import RunOutcome, outcome_of
 from drivetrain._base.printable import printable, printable_text
@@ -25,3 +26,5 @@ __all__ = [
     "reported_metrics",
     "writable",
 ]
+
+publish(__name__)

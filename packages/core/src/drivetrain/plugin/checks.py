@@ -3,6 +3,7 @@
 from drivetrain._base.closest import closest
 from drivetrain._base.crashpoints import ADDRESS, POINTS
 from drivetrain._base.failure import one_line, text_of
+from drivetrain._base.lazy import publish
 from drivetrain._driver.callbacks import interface_of, unknown_hooks
 from drivetrain._driver.policies import make_policy
 from drivetrain._plugins.signatures import find_misspelled_method, find_wrong_method
@@ -19,3 +20,5 @@ __all__ = [
     "text_of",
     "unknown_hooks",
 ]
+
+publish(__name__)

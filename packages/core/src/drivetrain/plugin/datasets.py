@@ -1,5 +1,6 @@
 """Names for providers of datasets, and for trainers that own the training loop."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._hooks.dataset import DatasetShard, SplitRequest
 from drivetrain._plugins.datasets import OpenedDataset, required_runtime
 
@@ -9,3 +10,5 @@ __all__ = [
     "SplitRequest",
     "required_runtime",
 ]
+
+publish(__name__)

@@ -1,5 +1,6 @@
 """Names for programs that start worker groups themselves, or watch a running driver."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._base.notebook import as_table
 from drivetrain._driver.control import ask
 from drivetrain._driver.controller import group_spec
@@ -14,3 +15,5 @@ __all__ = [
     "require_process_state",
     "resolve_runtime",
 ]
+
+publish(__name__)

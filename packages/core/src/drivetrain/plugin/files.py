@@ -1,5 +1,6 @@
 """The names of the files of a run directory, for programs that read it."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._storage.checkpoint import parse_listing
 from drivetrain._storage.filesystem import link_error
 from drivetrain._storage.layout import (
@@ -35,3 +36,5 @@ __all__ = [
     "parse_listing",
     "result_file",
 ]
+
+publish(__name__)

@@ -1,5 +1,6 @@
 """The installed plugins: which there are, what is wrong with them, and how to install what is missing."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._plugins.known import CORE, OWN, PROVIDERS
 from drivetrain._plugins.loading import (
     KINDS,
@@ -31,3 +32,5 @@ __all__ = [
     "list_plugins",
     "missing_runtimes",
 ]
+
+publish(__name__)

@@ -1,6 +1,7 @@
 """Names for runtimes that start worker processes themselves."""
 
 from drivetrain._base.failure import describe_exit
+from drivetrain._base.lazy import publish
 from drivetrain._plugins.frameworks import reseed
 from drivetrain._runtimes.parent import ProcessParent
 from drivetrain._runtimes.processes import close_in_forked_children, kill_group
@@ -25,3 +26,5 @@ __all__ = [
     "kill_group",
     "reseed",
 ]
+
+publish(__name__)

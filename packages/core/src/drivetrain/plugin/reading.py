@@ -1,5 +1,6 @@
 """Functions that read files of a run directory, which may come from an untrusted source."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._storage.reading import (
     MAX_LINE_BYTES,
     Fields,
@@ -25,3 +26,5 @@ __all__ = [
     "tail_lines",
     "too_large",
 ]
+
+publish(__name__)

@@ -1,5 +1,6 @@
 """Names for runtimes: groups of workers and the connections to them."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._base.wakeup import Wakeup
 from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec
 from drivetrain._runtimes.local import ForkServers, LocalRuntime
@@ -24,3 +25,5 @@ __all__ = [
     "read_stacks",
     "worker_main",
 ]
+
+publish(__name__)

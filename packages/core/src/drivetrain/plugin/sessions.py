@@ -2,6 +2,7 @@
 
 from drivetrain._base.failure import behind_exit
 from drivetrain._base.interrupts import Interrupts
+from drivetrain._base.lazy import publish
 from drivetrain._worker.metrics import plain_metrics
 from drivetrain._worker.script import Script, ScriptBackend, package_of
 from drivetrain._worker.session import Session, active_session, saved_by_all_ranks
@@ -19,3 +20,5 @@ __all__ = [
     "plain_metrics",
     "saved_by_all_ranks",
 ]
+
+publish(__name__)

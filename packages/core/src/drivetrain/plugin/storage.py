@@ -1,5 +1,6 @@
 """Run directories: where they are, what locks them, and the checkpoints in them."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._storage.checkpoint import checkpoint_in
 from drivetrain._storage.directory import Storage, open_storage, runs_location, with_short_deadline
 from drivetrain._storage.filesystem import RemoteFilesystem
@@ -24,3 +25,5 @@ __all__ = [
     "runs_location",
     "with_short_deadline",
 ]
+
+publish(__name__)

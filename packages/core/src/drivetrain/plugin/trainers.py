@@ -1,5 +1,6 @@
 """Names for trainers, and for systems that run trainers as trials."""
 
+from drivetrain._base.lazy import publish
 from drivetrain._base.pickling import dumps
 from drivetrain._driver.arguments import (
     TrainerArguments,
@@ -19,3 +20,5 @@ __all__ = [
     "resolve_backend",
     "trainable_of",
 ]
+
+publish(__name__)
