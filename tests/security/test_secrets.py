@@ -27,10 +27,9 @@ def train(config: dict[str, str]) -> list[bytes]:
     """Fails once, reports a checkpoint, and returns the command lines that contain a canary."""
     assert any(b"python" in line for line in command_lines())
     assert config["runtime"] == "ray" or os.environ[VARIABLE] == "value-of-the-canary"
-    rank = drivetrain.get_context().get_world_rank()
-    marker = Path(config["directory"], f"failed_{rank}")
-    if not marker.exists():
-        marker.touch()
+    context = drivetrain.get_context()
+    rank = context.get_world_rank()
+    if context.attempt == 0:
         raise ValueError("the first attempt fails")
     place = Path(config["directory"], f"reported_by_{rank}")
     place.mkdir(exist_ok=True)
