@@ -262,7 +262,7 @@ def test_provider_declares_the_runtimes_that_can_read_its_shards(install: Instal
 
 def test_asking_the_providers_imports_no_library() -> None:
     code = (
-        "import sys; from drivetrain.plugin import required_runtime\n"
+        "import sys; from drivetrain.plugin.datasets import required_runtime\n"
         "assert required_runtime({'a': 'rows.csv', 'b': object(), 'c': {'x': [1]}}) is None\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )

@@ -257,7 +257,8 @@ def test_worker_of_a_protocol_without_versions_is_named(patient: WorkerListener,
 def test_worker_process_learns_why_it_is_refused(patient: WorkerListener) -> None:
     address = patient.address
     program = (
-        "import sys; from drivetrain._wire import handshake; from drivetrain.plugin import DriverAddress, worker_main; "
+        "import sys; from drivetrain._wire import handshake; from drivetrain.plugin.runtimes import DriverAddress; "
+        "from drivetrain.plugin.runtimes import worker_main; "
         "handshake.__version__ = '0.0.1'; "
         "worker_main(DriverAddress(sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.stdin.readline())), 3)"
     )

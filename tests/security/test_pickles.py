@@ -28,7 +28,7 @@ class Canary:
 def mark(place: Path) -> Path:
     """The directory that appears if anything of the hostile run is unpickled."""
     mark = place.parent / "unpickled"
-    data = pickle.dumps({"version": 1, "parts": {"train_loop_config": Canary(mark)}})
+    data = pickle.dumps({"version": 1, "parts": {"train_loop_config": Canary(mark)}, "missing": ["run_config"]})
     hostile = place / "hostile"
     (hostile / "trainer.pkl").write_bytes(data)
     (hostile / "tuner.pkl").write_bytes(data)
