@@ -9,8 +9,8 @@ ROWS = 101
 
 
 def check_provider_does_not_import_a_library() -> None:
-    statement = "from drivetrain.plugin.datasets import required_runtime; "
-        "required_runtime({'train': 'rows.csv', 'other': object()})"
+    datasets = "{'train': 'rows.csv', 'other': object()}"
+    statement = f"from drivetrain.plugin.datasets import required_runtime; required_runtime({datasets})"
     loaded = loaded_modules(statement)
     assert "drivetrain_data" in loaded
     assert not loaded & {"numpy", "pyarrow", "pandas", "ray"}, loaded
