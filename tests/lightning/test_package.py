@@ -1,6 +1,5 @@
 """The package's public names and imports, and the choice between the two distributions of Lightning."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -9,14 +8,9 @@ from typing import Any
 
 import pytest
 
-import drivetrain
-import drivetrain.plugin
 import drivetrain_lightning
-import drivetrain_torch
 from drivetrain import ConfigurationError
 from tests.support import PROCESS_LIMIT_S
-
-SOURCES = sorted(Path(drivetrain_lightning.__file__).parent.glob("*.py"))
 
 NAMES = [
     "RayDDPStrategy",
@@ -49,23 +43,6 @@ def test_importing_the_package_does_not_import_a_framework():
     code = "import json, sys, drivetrain_lightning; print(json.dumps(sorted(sys.modules)))"
     loaded = {name.partition(".")[0] for name in json.loads(run_python(code))}
     assert not loaded & {"lightning", "pytorch_lightning", "torch", "numpy", "ray"}
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_only_public_names_of_the_core_and_of_the_torch_plugin_are_imported(source: Path):
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drivetrain"):
-            packages = {
-                "drivetrain": drivetrain,
-                "drivetrain.plugin": drivetrain.plugin,
-                "drivetrain_torch": drivetrain_torch,
-            }
-            if (package := packages.get(node.module)) is not None:
-                assert {name.name for name in node.names} <= set(package.__all__)
-            else:
-                assert node.module.startswith("drivetrain_lightning.")
-        if isinstance(node, ast.Import):
-            assert not any(name.name.startswith("drivetrain.") for name in node.names)
 
 
 def test_classes_are_for_lightning_by_default_and_for_pytorch_lightning_if_imported_from_its_module():

@@ -1,22 +1,17 @@
 """The package's public names and imports."""
 
-import ast
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import drivetrain
 import drivetrain_tf
 import drivetrain_tf.keras
 from drivetrain import ConfigurationError
 from drivetrain_tf import TensorflowConfig, TensorflowTrainer
-
-SOURCES = sorted(Path(drivetrain_tf.__file__).parent.glob("*.py"))
 
 
 def test_public_names():
@@ -32,16 +27,6 @@ def test_importing_the_package_and_creating_a_trainer_does_not_import_tensorflow
     )
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert json.loads(output) == []
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_only_public_names_of_the_core_are_imported(source: Path):
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "drivetrain":
-            public = {"drivetrain": drivetrain, "drivetrain.plugin": drivetrain.plugin}[node.module or ""]
-            assert {name.name for name in node.names} <= set(public.__all__)
-        if isinstance(node, ast.Import):
-            assert not any(name.name.startswith("drivetrain.") for name in node.names)
 
 
 @pytest.mark.parametrize("name", ["intra_op_threads", "inter_op_threads"])

@@ -1,6 +1,5 @@
 """The package's public names, its imports and the validation of its settings."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -9,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import drivetrain
 import drivetrain_torch
 from drivetrain import ConfigurationError, DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain_torch import TorchConfig, TorchTrainer, TorchXLAConfig
-
-SOURCES = sorted(Path(drivetrain_torch.__file__).parent.glob("*.py"))
 
 
 def test_public_names_are_pinned():
@@ -42,16 +38,6 @@ def test_importing_the_package_and_creating_a_trainer_does_not_import_torch():
     )
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert json.loads(output) == []
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_only_public_names_of_the_core_are_imported(source: Path):
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "drivetrain":
-            facade = {each.__name__: each for each in (drivetrain, drivetrain.plugin)}[node.module or ""]
-            assert {name.name for name in node.names} <= set(facade.__all__)
-        if isinstance(node, ast.Import):
-            assert not any(name.name.startswith("drivetrain.") for name in node.names)
 
 
 @pytest.mark.parametrize("config", [TorchConfig, TorchXLAConfig])
