@@ -193,9 +193,11 @@ def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _saved_before_another_iteration(trainer: Any) -> tuple[str, ...]:
-    """Return after what a checkpoint was saved if Lightning, when it resumes, starts to iterate over the data twice.
+    """Return the kinds of checkpoints from which Lightning resumes by iterating over the data once more than necessary.
 
-    After a validation, it first completes the epoch. Old versions also do so at the start of an epoch.
+    From a checkpoint that was saved after a validation, Lightning first completes the epoch. Versions without
+    ``is_resuming`` also start a second iteration if the checkpoint was saved after an epoch. The first iteration has
+    drawn random numbers, so the states must be restored again before the second one.
     """
     return ("validation",) if hasattr(trainer.fit_loop, "is_resuming") else ("validation", "epoch")
 
