@@ -337,12 +337,13 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, formatting and the English of texts (`-- --fix` fixes style and formatting)."""
+    """Check style, formatting and English, and count lines of code (`-- --fix` fixes style and formatting)."""
     session.install(RUFF)
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
     session.run("python", "-m", "tests.english")
+    session.run("python", "-m", "tests.lines")  # for information
 
 
 @nox.session

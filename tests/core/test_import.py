@@ -13,6 +13,7 @@ import pytest
 import drivetrain
 from drivetrain import errors
 from drivetrain._base import elsewhere
+from tests.lines import count_lines
 
 PACKAGE = Path(drivetrain.__file__).parent
 PACKAGES = Path(__file__).parents[2] / "packages"
@@ -302,31 +303,6 @@ def test_modules_of_drivetrain_plugin_are_small_and_have_different_names() -> No
             assert seen.setdefault(name, module.__name__) == module.__name__, name
 
 
-def _lines_of_code(file: Path) -> int:
-    """Return the number of lines that are not blank, comments or docstrings."""
-    source = file.read_text()
-    strings = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    lines = enumerate(source.splitlines(), 1)
-    return sum(number not in strings and text.strip()[:1] not in ("", "#") for number, text in lines)
-
-
-def _code_lines(source: str) -> int:
-    """Return the number of lines that are not blank, comments or docstrings."""
-    docstrings = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    lines = enumerate(source.splitlines(), 1)
-    return sum(number not in docstrings and text.strip()[:1] not in ("", "#") for number, text in lines)
-
-
 def _length(node: ast.AST) -> int:
     return (getattr(node, "end_lineno", 0) or 0) - getattr(node, "lineno", 0) + 1
 
@@ -346,13 +322,13 @@ def _attributes(node: ast.ClassDef) -> set[str]:
 
 
 def test_files_are_short() -> None:
-    lines = {name: _code_lines(file.read_text()) for name, file in SOURCES.items()}
+    lines = {name: count_lines(file.read_text()) for name, file in SOURCES.items()}
     assert {name: count for name, count in lines.items() if count > MAX_LINES_OF_FILE} == LONG_FILES
 
 
 def test_jax_plugin_shows_that_a_plugin_is_thin() -> None:
     files = sorted(PACKAGES.glob("jax/src/drivetrain_jax/*.py"))
-    assert 0 < sum(_code_lines(file.read_text()) for file in files) <= 250
+    assert 0 < sum(count_lines(file.read_text()) for file in files) <= 250
 
 
 def test_functions_are_short() -> None:

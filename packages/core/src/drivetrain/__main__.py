@@ -1,10 +1,12 @@
 """``python -m drivetrain``: the ``drivetrain`` command of the environment of this Python."""
 
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, distribution
 
 if __name__ == "__main__":
-    scripts = [point for point in entry_points(group="console_scripts") if point.name == "drivetrain"]
-    if not scripts:
+    try:
+        console = distribution("drivetrain-console")  # not all distributions: the metadata of another may be damaged
+    except PackageNotFoundError:
         sys.exit("drivetrain: the command line is not installed. Run: pip install drivetrain")
-    sys.exit(scripts[0].load()())
+    (script,) = console.entry_points.select(group="console_scripts", name="drivetrain")
+    sys.exit(script.load()())

@@ -493,7 +493,7 @@ def _check_run_config(config: RunConfig) -> None:
 
 def _locate_logs(logdir: str | os.PathLike[str] | None, filesystem: Any | None) -> Storage:
     """Return the directory that contains the runs of a trainer."""
-    where = os.fspath(logdir or f"train_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}")
+    where = os.fspath(logdir or f"train_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(4)}")
     if "://" in where or where.startswith(("/", "~")) or filesystem is not None:
         return runs_location(where, filesystem)
     runs = runs_location(None)

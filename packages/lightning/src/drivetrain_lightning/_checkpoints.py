@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from drivetrain import Checkpoint, Result, get_checkpoint, get_context
-
-if TYPE_CHECKING:
-    from drivetrain_lightning._report import ReportCallback
 
 __all__ = ["Checkpoints"]
 
@@ -28,18 +26,21 @@ class Checkpoints:
     Args:
         owner: the callback that reports.
         trainer: the trainer to which this callback is added.
+        report_epoch: called with the trainer after each epoch.
+        file_name: the name of Lightning's file in a checkpoint of the run.
     """
 
-    def __init__(self, owner: ReportCallback, trainer: Any) -> None:
+    def __init__(self, owner: object, trainer: Any, report_epoch: Callable[[Any], None], file_name: str) -> None:
         self.owner = owner
         self._trainer = trainer
+        self._report_epoch = report_epoch
+        self._file_name = file_name
         self._path = ""
         self._used = contextlib.ExitStack()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report the epoch if ``every`` is ``"epoch"``. Called after each epoch."""
-        if self.owner.every == "epoch":
-            self.owner.report(trainer, "epoch")
+        """Report the epoch. Called after each epoch, after the hook of the ``LightningModule``."""
+        self._report_epoch(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stop using the checkpoint that a test, a validation or a prediction has loaded."""
@@ -59,7 +60,7 @@ class Checkpoints:
             return ""
         self._used.close()
         checkpoint = Checkpoint(self._path, get_context().get_run_filesystem())
-        return os.path.join(self._used.enter_context(checkpoint.as_directory()), self.owner.CHECKPOINT_NAME)
+        return os.path.join(self._used.enter_context(checkpoint.as_directory()), self._file_name)
 
 
 def _find_best() -> str | None:

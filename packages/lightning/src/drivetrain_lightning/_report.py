@@ -73,7 +73,7 @@ class ReportCallback:
         if get_context().get_world_size() > 1:
             prepare_trainer(trainer)
         if not any(getattr(other, "owner", None) is self for other in trainer.callbacks):
-            trainer.callbacks.append(self._checkpoints(self, trainer))
+            trainer.callbacks.append(self._checkpoints(self, trainer, self._report_epoch, self.CHECKPOINT_NAME))
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the states of the random number generators of all ranks to a checkpoint that this callback reports."""
@@ -132,6 +132,10 @@ class ReportCallback:
         """Stop the training after a preemption. Called after each epoch, before the hook of the ``LightningModule``."""
         if self._is_preempted:
             raise StopIteration
+
+    def _report_epoch(self, trainer: Any) -> None:
+        if self.every == "epoch":
+            self.report(trainer, "epoch")
 
     def report(self, trainer: Any, after: Literal["epoch", "validation", "batch"], *, complete: bool = True) -> None:
         """Save a checkpoint and report it with the metrics. Called on every rank.

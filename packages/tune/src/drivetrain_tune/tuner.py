@@ -271,7 +271,7 @@ class Tuner:
         kind = getattr(self._trainer.given["train_loop_per_worker"], "__name__", "search")
         if not self._of_function:
             kind = type(self._trainer).__name__
-        name = run_config.name or f"{kind}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+        name = run_config.name or f"{kind}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(4)}"
         return Storage(runs.filesystem, runs.path(name))
 
     def _store(self, storage: Storage) -> None:

@@ -184,7 +184,7 @@ def locate_run(config: RunConfig, trainer: str) -> Storage:
             )
         return storage
     runs = runs_location(config.storage_path, config.storage_filesystem)
-    name = config.name or f"{trainer}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+    name = config.name or f"{trainer}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(4)}"
     return Storage(runs.filesystem, runs.path(name), limits)
 
 
