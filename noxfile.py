@@ -173,6 +173,17 @@ EXTRAS = {
 """Extras without a check of their own, each with a name that ``tests/isolation/check_extra.py`` imports."""
 ISOLATED_IN_CHECK = ("core", "drivetrain", "torch")
 """The names whose requirements `check` installs; `campaign` installs all."""
+TRAININGS = (
+    "tests/torch/test_example.py::test_example_reaches_its_accuracy_and_prints_the_run_directory",
+    "tests/lightning/test_training.py::test_any_number_of_workers_reaches_the_accuracy_of_one_process",
+    "tests/hf/test_accelerate.py::test_workers_reach_the_accuracy_of_a_single_process",
+    "tests/hf/test_transformers.py::test_two_workers_reach_the_losses_of_a_single_process",
+    "tests/tf/test_keras.py::test_keras_3_fits_on_one_worker_with_all_of_its_devices",
+    "tests/gbdt/test_xgboost.py::test_two_workers_learn",
+    "tests/gbdt/test_lightgbm.py::test_two_workers_learn",
+    "tests/jax/test_training.py::test_example_reaches_its_accuracy",
+)
+"""A training on two workers with each framework, for `quick`. Horovod is left out: it is compiled first."""
 NEED_TORCH = ("torch", "lightning", "hf", "accelerate", "deepspeed")
 
 OTHERS = "other folders"
@@ -381,9 +392,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(requires=["lint", "dev"], venv_backend="none")
 def quick(session: nox.Session) -> None:
-    """Check style and types, and test the core without Ray: in three minutes."""
+    """Check style and types, test the core, and train once with each framework, without Ray: in five minutes."""
     run_in_dev(session, "mypy")
-    run_in_dev(session, "pytest", *PARALLEL, "-m", "not ray and not slow", "tests/core", *session.posargs)
+    chosen = ("tests/core", *TRAININGS)
+    run_in_dev(session, "pytest", *PARALLEL, "-m", "not ray and not slow", *chosen, *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -418,31 +430,6 @@ def test_lowest_hf(session: nox.Session) -> None:
     parts = [arg for arg in session.posargs if arg.startswith("tests")]
     tests = [] if parts else [f"tests/hf/test_{name}.py" for name in ("transformers", "accelerate", "deepspeed")]
     session.run("pytest", *tests, "-m", "not ray", *warnings, *session.posargs)
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def affected(session: nox.Session) -> None:
-    """Run only the tests that a change can affect (`-- --base REV`; without it, compared with main)."""
-    scripts = DEV / ("Scripts" if os.name == "nt" else "bin")
-    command = (str(scripts / "python"), "-m", "tests.affected", *session.posargs)
-    printed = session.run(*command, external=True, silent=True, log=False)
-    tests = str(printed or "").split()
-    checks = [test for test in tests if test.startswith("tests/isolation/")]
-    tests = [test for test in tests if test not in checks]
-    session.log(f"selected: {' '.join([*tests, *checks]) or 'no test'}")
-    if any("horovod" in test or test.startswith("tests/docs/test_docstrings") for test in tests):
-        run_in_dev(session, "drivetrain_horovod.build")
-    if tests:
-        run_in_dev(session, "pytest", *PARALLEL, *tests)
-    for plugin in ("lightning", "hf"):
-        if any(test.startswith(f"tests/{plugin}/") for test in tests):
-            session.notify(f"test_lowest_{plugin}", posargs=())
-    if checks:
-        session.notify("build", posargs=())
-    for check in checks:
-        name = Path(check).stem.removeprefix("check_")
-        for extra in EXTRAS if name == "extra" else [name]:
-            session.notify(f"isolation({extra})", posargs=())
 
 
 # Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
