@@ -13,6 +13,7 @@ from drivetrain._storage.directory import Storage, open_storage
 from drivetrain._storage.layout import MANIFEST, checkpoint_name
 from drivetrain._storage.manifest import CheckpointManager
 from drivetrain._storage.remote import locate
+from drivetrain._storage.upload import put_directory
 
 
 def write_durably(directory: Path, data: bytes) -> None:
@@ -52,7 +53,7 @@ if __name__ == "__main__":
     put = put_by_boto3(config) if uri else partial(write_durably, directory)
     taken, manifest, floor = [], [], []
     for index in range(1, config["commits"] + 1):
-        files = {0: storage.put_directory(str(source), checkpoint_name(index))}
+        files = {0: put_directory(storage, str(source), checkpoint_name(index))}
         taken.append(seconds(manager.commit, number=index, iteration=index, files=files, metrics=metrics))
         data = storage.read_bytes(MANIFEST)
         manifest.append(seconds(storage.write_bytes, MANIFEST, data))

@@ -17,13 +17,14 @@ Transfer = Callable[[Path, str], object]
 def drivetrain(config, *, checked: bool = True) -> tuple[Transfer, Transfer]:
     from drivetrain._storage.directory import Storage
     from drivetrain._storage.remote import locate
+    from drivetrain._storage.upload import put_directory
 
     storage = Storage(*locate(config["uri"], what="storage"))
     storage.write_bytes("small", b"")
     stored = {}
 
     def upload(source: Path, prefix: str) -> None:
-        stored[prefix] = storage.put_directory(str(source), prefix)
+        stored[prefix] = put_directory(storage, str(source), prefix)
 
     def download(target: Path, prefix: str) -> None:
         storage.get_directory(prefix, str(target), files=stored[prefix] if checked else None)

@@ -14,6 +14,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
 from drivetrain._storage.retention import rank_checkpoints
+from drivetrain._storage.upload import put_directory
 from tests.support import ROOT, local_storage
 
 
@@ -123,7 +124,7 @@ def test_collision_commits_nothing(tmp_path: Path) -> None:
         source = tmp_path / f"of_{rank}"
         source.mkdir()
         (source / "weights.txt").write_text(f"of {rank}")
-        files[rank] = storage.put_directory(str(source), "checkpoint_000001", rank=rank)
+        files[rank] = put_directory(storage, str(source), "checkpoint_000001", rank=rank)
 
     with pytest.raises(CheckpointError, match="ranks 0 and 1"):
         manager.commit(number=1, iteration=1, files=files, metrics={})
@@ -231,6 +232,7 @@ import itertools, sys
 from pathlib import Path
 from drivetrain import CheckpointConfig
 from drivetrain._storage.manifest import CheckpointManager
+from drivetrain._storage.upload import put_directory
 from tests.support import local_storage
 
 storage = local_storage(Path(sys.argv[1]))
@@ -240,7 +242,7 @@ manager.sweep()
 start = manager.latest.number + 1 if manager.latest else 1
 for index in itertools.count(start):
     (source / "weights.txt").write_text("x" * 100_000)
-    files = storage.put_directory(str(source), f"checkpoint_{index:06d}", rank=0)
+    files = put_directory(storage, str(source), f"checkpoint_{index:06d}", rank=0)
     manager.commit(number=index, iteration=index, files={0: files}, metrics={"padding": "y" * 100_000})
     print(index, flush=True)
 """

@@ -22,6 +22,7 @@ from drivetrain._storage.manifest import CheckpointManager, read_manifest
 from drivetrain._storage.mirror import Mirror
 from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Limits
+from drivetrain._storage.upload import put_directory
 from drivetrain._wire.events import FilesClaimed
 from tests.s3 import FaultProxy, HangUp, LoseAnswer, ResetDownload, ResetUpload, S3Server, SlowDown, Stall, Throttle
 from tests.support import PROCESS_LIMIT_S, ROOT
@@ -89,9 +90,9 @@ def test_every_kind_of_filesystem_stores_commits_lists_reads_and_deletes(tmp_pat
     contents = make_files(tmp_path / "source", {"a.bin": 100, "deep/er/b.bin": 3 * MEGABYTE, "empty": 0})
     manager = CheckpointManager(storage)
 
-    files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
+    files = put_directory(storage, str(tmp_path / "source"), "checkpoint_000001")
     entry = manager.commit(number=1, iteration=1, files={0: files}, metrics={"loss": 0.5})
-    storage.put_directory(str(tmp_path / "source"), "checkpoint_000002")
+    put_directory(storage, str(tmp_path / "source"), "checkpoint_000002")
 
     assert read_manifest(storage) == [entry]
     manager.checkpoint(entry).verify()
@@ -112,9 +113,9 @@ def test_every_kind_of_filesystem_stores_commits_lists_reads_and_deletes(tmp_pat
 def test_s3_stores_commits_lists_reads_and_deletes(storage: Storage, tmp_path: Path) -> None:
     contents = make_files(tmp_path / "source", {"a.bin": 100, "deep/er/b.bin": 50 * MEGABYTE, "empty": 0})
     manager = CheckpointManager(storage, metadata={"dataset": "digits"})
-    files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
+    files = put_directory(storage, str(tmp_path / "source"), "checkpoint_000001")
     entry = manager.commit(number=1, iteration=1, files={0: files}, metrics={})
-    storage.put_directory(str(tmp_path / "source"), "checkpoint_000002")
+    put_directory(storage, str(tmp_path / "source"), "checkpoint_000002")
 
     checkpoint = pickle.loads(pickle.dumps(manager.checkpoint(entry)))
     assert checkpoint == manager.checkpoint(entry)
@@ -143,7 +144,7 @@ def test_file_of_the_lowest_rank_is_kept_on_s3_whichever_rank_is_faster(
             requests.claim(FilesClaimed(rank, directory, tuple(names)))
             return answers[rank].names
 
-        files[rank] = storage.put_directory(str(tmp_path / f"of_{rank}"), "checkpoint_000001", rank=rank, claim=claim)
+        files[rank] = put_directory(storage, str(tmp_path / f"of_{rank}"), "checkpoint_000001", rank=rank, claim=claim)
 
     entry = manager.commit(number=1, iteration=1, files=files, metrics={})
 
@@ -163,10 +164,10 @@ def test_same_content_of_two_ranks_is_accepted_on_s3_and_different_content_names
 ) -> None:
     make_files(tmp_path / "source", {"shared.bin": 100})
     manager = CheckpointManager(storage)
-    files = {rank: storage.put_directory(str(tmp_path / "source"), "checkpoint_000001", rank=rank) for rank in (0, 1)}
+    files = {rank: put_directory(storage, str(tmp_path / "source"), "checkpoint_000001", rank=rank) for rank in (0, 1)}
     manager.commit(number=1, iteration=1, files=files, metrics={})
     make_files(tmp_path / "source", {"shared.bin": 100})
-    files[1] = storage.put_directory(str(tmp_path / "source"), "checkpoint_000002", rank=1)
+    files[1] = put_directory(storage, str(tmp_path / "source"), "checkpoint_000002", rank=1)
 
     with pytest.raises(CheckpointError, match=r"ranks 0 and 1 reported 'shared\.bin'"):
         manager.commit(number=2, iteration=2, files=files, metrics={})
@@ -194,7 +195,7 @@ def test_upload_and_commit_survive_transient_faults(
     manager = CheckpointManager(storage)
     proxy.inject(fault, times=6, method=method, containing="checkpoint_000001" if method != "GET" else "")
 
-    files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
+    files = put_directory(storage, str(tmp_path / "source"), "checkpoint_000001")
     entry = manager.commit(number=1, iteration=1, files={0: files}, metrics={})
     manager.checkpoint(entry).verify()
 
@@ -205,7 +206,7 @@ def test_upload_and_commit_survive_transient_faults(
 
 def test_download_survives_resets_and_a_slow_server(storage: Storage, proxy: FaultProxy, tmp_path: Path) -> None:
     contents = make_files(tmp_path / "source", {"small.bin": 300_000, "big.bin": 20 * MEGABYTE})
-    storage.put_directory(str(tmp_path / "source"), "checkpoint")
+    put_directory(storage, str(tmp_path / "source"), "checkpoint")
     proxy.inject(ResetDownload(after=100_000), times=6, method="GET", containing=".bin")
     proxy.inject(Throttle(bytes_per_s=4 * MEGABYTE), times=2, method="GET", containing=".bin")
 
@@ -221,7 +222,7 @@ def test_temporarily_unreachable_server_is_retried(storage: Storage, proxy: Faul
     back = threading.Timer(2.0, proxy.accept_connections)
     back.start()
 
-    storage.put_directory(str(tmp_path / "source"), "checkpoint")
+    put_directory(storage, str(tmp_path / "source"), "checkpoint")
 
     back.join()
     assert storage.walk("checkpoint") == {"a.bin": 1000}
@@ -234,7 +235,7 @@ def test_server_that_never_responds_is_reported_at_the_deadline(proxy: FaultProx
     began = time.monotonic()
 
     with pytest.raises(StorageError, match=r"upload of bucket/stalled/checkpoint took longer than 2 s .*model\.bin"):
-        storage.put_directory(str(tmp_path / "source"), "checkpoint")
+        put_directory(storage, str(tmp_path / "source"), "checkpoint")
 
     assert time.monotonic() - began < 20.0
     proxy.heal()
@@ -246,9 +247,9 @@ def test_commit_that_cannot_store_its_manifest_keeps_the_previous_one(
     make_files(tmp_path / "source", {"a.bin": 1000})
     storage = with_short_deadline(storage)
     manager = CheckpointManager(storage)
-    files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
+    files = put_directory(storage, str(tmp_path / "source"), "checkpoint_000001")
     manager.commit(number=1, iteration=1, files={0: files}, metrics={})
-    files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000002")
+    files = put_directory(storage, str(tmp_path / "source"), "checkpoint_000002")
     proxy.inject(SlowDown(status=403, code="AccessDenied"), times=None, method="PUT", containing="manifest.json")
 
     with pytest.raises(StorageError, match=r"cannot write manifest\.json.*credentials"):
@@ -261,7 +262,7 @@ def test_commit_that_cannot_store_its_manifest_keeps_the_previous_one(
 def test_object_damaged_in_storage_is_detected_on_read(storage: Storage, server: S3Server, tmp_path: Path) -> None:
     make_files(tmp_path / "source", {"a.bin": 1000})
     manager = CheckpointManager(storage)
-    files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
+    files = put_directory(storage, str(tmp_path / "source"), "checkpoint_000001")
     entry = manager.commit(number=1, iteration=1, files={0: files}, metrics={})
     storage.filesystem.write_bytes(storage.path("checkpoint_000001", "a.bin"), b"x" * 1000)
 
@@ -330,7 +331,7 @@ def test_credentials_in_a_uri_are_not_shown(uri: str, shown: str) -> None:
 def test_processes_of_one_node_share_one_download(storage: Storage, proxy: FaultProxy, tmp_path: Path) -> None:
     make_files(tmp_path / "source", {"a.bin": 5 * MEGABYTE})
     manager = CheckpointManager(storage)
-    files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
+    files = put_directory(storage, str(tmp_path / "source"), "checkpoint_000001")
     manager.commit(number=1, iteration=1, files={0: files}, metrics={})
     uri = proxy.uri(storage.path("checkpoint_000001"))
     script = (

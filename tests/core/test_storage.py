@@ -10,6 +10,7 @@ from drivetrain import CheckpointError, ConfigurationError, Result, StorageError
 from drivetrain._storage.directory import Storage, open_storage, runs_location
 from drivetrain._storage.duplicates import settle_duplicates
 from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.upload import put_directory
 from tests.support import local_storage
 
 
@@ -45,7 +46,7 @@ def test_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> No
 def test_stored_directory_lists_its_file_sizes(tmp_path: Path, source: Path) -> None:
     storage = local_storage(tmp_path / "run")
 
-    assert storage.put_directory(str(source), "checkpoint", rank=0) == {
+    assert put_directory(storage, str(source), "checkpoint", rank=0) == {
         "a.txt": StoredFile(1),
         "deep/er/b.txt": StoredFile(2),
     }
@@ -54,7 +55,7 @@ def test_stored_directory_lists_its_file_sizes(tmp_path: Path, source: Path) -> 
 
 def test_same_content_of_several_ranks_becomes_one_file(tmp_path: Path, source: Path) -> None:
     storage = local_storage(tmp_path / "run")
-    files = {rank: storage.put_directory(str(source), "checkpoint", rank=rank) for rank in range(3)}
+    files = {rank: put_directory(storage, str(source), "checkpoint", rank=rank) for rank in range(3)}
 
     settle_duplicates(storage, "checkpoint", files)
 
@@ -66,7 +67,7 @@ def store_of_ranks(storage: Storage, source: Path, ranks: Sequence[int]) -> dict
     files = {}
     for rank in ranks:
         (source / "a.txt").write_text(f"of rank {rank}" * (rank + 1))
-        files[rank] = storage.put_directory(str(source), "checkpoint", rank=rank)
+        files[rank] = put_directory(storage, str(source), "checkpoint", rank=rank)
     return files
 
 
@@ -115,9 +116,9 @@ def test_late_rank_does_not_replace_a_committed_file(tmp_path: Path, source: Pat
 @pytest.mark.parametrize("content", ["b", "longer"])
 def test_different_content_of_two_ranks_is_refused_with_both_named(tmp_path: Path, source: Path, content: str) -> None:
     storage = local_storage(tmp_path / "run")
-    files = {0: storage.put_directory(str(source), "checkpoint", rank=0)}
+    files = {0: put_directory(storage, str(source), "checkpoint", rank=0)}
     (source / "a.txt").write_text(content)
-    files[2] = storage.put_directory(str(source), "checkpoint", rank=2)
+    files[2] = put_directory(storage, str(source), "checkpoint", rank=2)
 
     with pytest.raises(CheckpointError, match=r"ranks 0 and 2 reported 'a\.txt'"):
         settle_duplicates(storage, "checkpoint", files, on_conflict="error")
@@ -132,11 +133,11 @@ def test_file_that_vanishes_during_the_copy_is_named(
         if point == "before upload":
             (source / "a.txt").unlink() if deleted == "a.txt" else shutil.rmtree(source / "deep")
 
-    monkeypatch.setattr("drivetrain._storage.directory.reach", clean_up)
+    monkeypatch.setattr("drivetrain._storage.upload.reach", clean_up)
     with pytest.raises(
         CheckpointError, match=r"\[DT-425\].*the directory not to change during report\(\), but '"
     ) as gone:
-        local_storage(tmp_path / "run").put_directory(str(source), "checkpoint", rank=0)
+        put_directory(local_storage(tmp_path / "run"), str(source), "checkpoint", rank=0)
     assert deleted in str(gone.value)
 
 
@@ -153,9 +154,9 @@ def test_directory_without_files_is_refused(tmp_path: Path) -> None:
     storage = local_storage(tmp_path / "run")
 
     with pytest.raises(CheckpointError, match="at least one file, got an empty directory"):
-        storage.put_directory(str(tmp_path / "empty"), "checkpoint", rank=0)
+        put_directory(storage, str(tmp_path / "empty"), "checkpoint", rank=0)
     with pytest.raises(CheckpointError, match="expected the checkpoint's directory, which does not exist"):
-        storage.put_directory(str(tmp_path / "missing"), "checkpoint", rank=0)
+        put_directory(storage, str(tmp_path / "missing"), "checkpoint", rank=0)
 
 
 def test_delete_accepts_files_trees_links_and_missing_paths(tmp_path: Path, source: Path) -> None:

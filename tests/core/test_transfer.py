@@ -27,6 +27,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
 from drivetrain._storage.manifest import CheckpointManager
 from drivetrain._storage.transfer import Job, Limits, run_jobs
+from drivetrain._storage.upload import put_directory
 from tests.support import PROCESS_LIMIT_S, ROOT, local_storage
 
 GIB = 1 << 30
@@ -39,7 +40,7 @@ def commit(
     storage = local_storage(run)
     manager = CheckpointManager(storage, config)
     checksums = manager._config.checksums
-    files = storage.put_directory(str(source), f"checkpoint_{index:06d}", checksums=checksums, **options)
+    files = put_directory(storage, str(source), f"checkpoint_{index:06d}", checksums=checksums, **options)
     return manager.checkpoint(manager.commit(number=index, iteration=index, files={0: files}, metrics={}))
 
 
@@ -311,7 +312,7 @@ def test_ten_thousand_small_files_are_stored_checked_and_loaded(tmp_path: Path, 
     storage = Storage(LocalFilesystem(), str(tmp_path / "run"), Limits(threads=threads))
     manager = CheckpointManager(storage)
 
-    files = storage.put_directory(str(source), "checkpoint_000001")
+    files = put_directory(storage, str(source), "checkpoint_000001")
     checkpoint = manager.checkpoint(manager.commit(number=1, iteration=1, files={0: files}, metrics={}))
 
     checkpoint.verify()
@@ -325,8 +326,8 @@ def test_ten_thousand_small_files_are_stored_checked_and_loaded(tmp_path: Path, 
 
 def test_files_of_the_other_ranks_are_kept_when_one_rank_withdraws(tmp_path: Path, source: Path) -> None:
     storage = local_storage(tmp_path / "run")
-    storage.put_directory(str(source), "checkpoint_000001", rank=0)
-    files = storage.put_directory(str(source), "checkpoint_000001", rank=1)
+    put_directory(storage, str(source), "checkpoint_000001", rank=0)
+    files = put_directory(storage, str(source), "checkpoint_000001", rank=1)
     for name in files:  # as rank 0 does when the disk is full before its last file
         Path(storage.path("checkpoint_000001", name)).unlink()
 
@@ -570,9 +571,9 @@ def test_stored_files_are_listed_with_sizes_and_checksums(tmp_path: Path, source
     storage = local_storage(tmp_path / "run")
     (source / "empty.txt").touch()
 
-    plain = storage.put_directory(str(source), "plain")
-    checked = storage.put_directory(str(source), "checked", checksums=True)
-    moved = storage.put_directory(str(source), "moved", checksums=True, may_move=True)
+    plain = put_directory(storage, str(source), "plain")
+    checked = put_directory(storage, str(source), "checked", checksums=True)
+    moved = put_directory(storage, str(source), "moved", checksums=True, may_move=True)
 
     assert plain["optimizer.pt"] == StoredFile(23, None)
     assert checked == moved

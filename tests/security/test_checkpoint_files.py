@@ -24,6 +24,7 @@ from drivetrain._storage import holds
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.holds import delete_unless_held
 from drivetrain._storage.remote import locate
+from drivetrain._storage.upload import put_directory
 from drivetrain_interactive._dicts import DICT_FILE, dump, load
 from tests.security.conftest import Command
 from tests.support import local_storage
@@ -90,7 +91,7 @@ def test_entries_of_a_checkpoint_that_cannot_be_stored_are_named(tmp_path: Path)
     (source / "lost").symlink_to("nothing")
     os.mkfifo(source / "pipe")
     with pytest.warns(UserWarning, match=r"DT-416.*are not stored: 'data', 'lost', 'pipe'\. Copy"):
-        stored = local_storage(tmp_path / "run").put_directory(str(source), "checkpoint")
+        stored = put_directory(local_storage(tmp_path / "run"), str(source), "checkpoint")
     assert stored.keys() == {"weights"}
 
 
@@ -245,7 +246,7 @@ def test_links_to_files_in_a_reported_directory_are_stored_as_files(
 def test_links_to_files_in_a_reported_directory_are_resolved_for_a_bucket(snapshot: Path, tmp_path: Path) -> None:
     storage = Storage(*locate("memory://links/run", what="the test"))
     try:
-        stored = storage.put_directory(str(snapshot), "checkpoint_000001")
+        stored = put_directory(storage, str(snapshot), "checkpoint_000001")
         assert {name: facts.size for name, facts in stored.items()} == {name: len(name) for name in stored}
         storage.get_directory("checkpoint_000001", str(tmp_path / "download"), files=stored)
         assert_resolved(snapshot, tmp_path / "download")

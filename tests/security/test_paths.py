@@ -29,6 +29,7 @@ from drivetrain._storage.layout import require_checkpoint_name
 from drivetrain._storage.manifest import delete_checkpoints, read_manifest
 from drivetrain._storage.node import share_directory
 from drivetrain._storage.remote import locate
+from drivetrain._storage.upload import put_directory
 from drivetrain_console import main
 from tests.support import local_storage
 
@@ -307,7 +308,7 @@ def test_storage_refuses_every_operation_outside_of_its_root(name: str, scene: S
         lambda: storage.walk(name),
         lambda: storage.list_names(name),
         lambda: storage.delete(name),
-        lambda: storage.put_directory(str(scene.outside), name),
+        lambda: put_directory(storage, str(scene.outside), name),
         lambda: storage.inside(name),
         lambda: checkpoint_in(storage, name),
     ]

@@ -33,7 +33,7 @@ from drivetrain.plugin.installed import (
     list_plugins,
     missing_runtimes,
 )
-from drivetrain.plugin.storage import Storage
+from drivetrain.plugin.storage import Storage, put_directory
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_storage
 from drivetrain_console._views.terminal import bytes_text, wrapped
 
@@ -237,7 +237,7 @@ def _storage(path: str | None) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory() as source, tempfile.TemporaryDirectory() as target:
             Path(source, "probe").write_bytes(os.urandom(1 << 20) * (size >> 20))
             began = time.perf_counter()
-            probe.put_directory(source, "data")
+            put_directory(probe, source, "data")
             probe.flush_to_disk("data")
             written = time.perf_counter()
             probe.get_directory("data", target)

@@ -470,7 +470,8 @@ class LocalGroup(ConnectedGroup):
             self._await_exit_code(rank)
         else:
             self._read_output(rank)
-            self.note_exit(rank, exit_code, *explain_exit(exit_code, self._oom_kills))
+            reason, kind = explain_exit(exit_code, self._oom_kills)
+            self.note_exit(rank, exit_code, reason, kind)
 
     def _await_exit_code(self, rank: int) -> None:
         """Wait for the exit code of a process that the server has reaped, before the consequences are processed."""

@@ -1,4 +1,4 @@
-"""Operations on a directory in local or remote storage: put, get, list, delete and atomic write."""
+"""Operations on a directory in local or remote storage: read, list, delete, download and atomic write."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import io
 import os
 import posixpath
 import socket
-import stat
 import tempfile
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
-from drivetrain._base.crashpoints import reach
-from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of
 from drivetrain._storage.filesystem import (
     CHUNK_BYTES,
     Filesystem,
@@ -28,8 +24,6 @@ from drivetrain._storage.filesystem import (
     find_link,
     flush_to_disk,
     link_error,
-    make_below,
-    walk_entries,
     walk_local,
 )
 from drivetrain._storage.layout import RUN_FILE, VERSION, check_version, require_relative, run_file
@@ -42,7 +36,6 @@ __all__ = ["Storage", "open_storage", "runs_location", "with_short_deadline"]
 
 T = TypeVar("T")
 
-_BATCH_FILES = 64
 _PROBE_S = 30.0
 _PROBE_BYTES = 1 << 16
 
@@ -99,7 +92,7 @@ class Storage:
         Raises:
             StorageError: the name leads out of this storage, or contains a symbolic link.
         """
-        self._require_no_link(name)
+        self.require_no_link(name)
         return Storage(self.filesystem, self.path(name), self.limits)
 
     def find_link(self, name: str) -> str | None:
@@ -189,7 +182,7 @@ class Storage:
             data: its new content.
             durable: flush the file to the disk before this method returns, so that it survives a power failure.
         """
-        self._require_no_link(posixpath.dirname(name))
+        self.require_no_link(posixpath.dirname(name))
         path, mode = self.path(name), run_file(name).mode
         self.call(f"write {name}", lambda: self.filesystem.write_bytes(path, data, durable=durable, mode=mode))
 
@@ -230,7 +223,7 @@ class Storage:
             StorageError: the name is not below the root, or a directory above it is a symbolic link.
         """
         require_relative(name, self.root)
-        self._require_no_link(posixpath.dirname(name))
+        self.require_no_link(posixpath.dirname(name))
         self.call(f"delete {name}", lambda: self.filesystem.delete(self.path(name)))
 
     def require_run(self, run_id: str, driver_count: int | None = None) -> None:
@@ -265,81 +258,10 @@ class Storage:
         if stored is not None:
             check_version(stored.integer("version", VERSION), self.path(RUN_FILE))
 
-    def put_directory(
-        self, source: str, name: str, *, rank: int = 0, may_move: bool = False, checksums: bool = False,
-        low_priority: bool = False, claim: Callable[[str, Collection[str]], Collection[str]] | None = None,
-    ) -> dict[str, StoredFile]:  # fmt: skip
-        """Store the files of a local directory in the directory ``name``, where other ranks may store files too.
-
-        A file that another rank stores too goes to ``.rank_<rank>/`` instead, and the commit resolves such duplicates
-        (:mod:`drivetrain._storage.duplicates`). A local filesystem refuses to create a file twice. On remote storage,
-        where the last upload of a file would win, ``claim`` asks the driver.
-
-        A link to a file is stored as a copy of that file. Other links and special files are skipped with a warning.
-
-        Args:
-            source: the local directory.
-            name: the directory in the storage, which is created if it is missing.
-            rank: the rank that the files belong to.
-            may_move: True if the files may be moved instead of copied.
-            checksums: compute checksums on a local filesystem too.
-            low_priority: lower the priority of the threads, in favor of the threads that train.
-            claim: called with ``name`` and the files before an upload to remote storage; returns the files that another
-                rank stores too. None if no other rank does.
-
-        Returns:
-            The size of each file and its checksum if computed, by its path relative to ``source`` with forward slashes.
-
-        Raises:
-            CheckpointError: ``source`` is not a directory, or has no files.
-            StorageError: a file could not be stored.
-        """
-        if not os.path.isdir(source):
-            raise CheckpointError(
-                f"[DT-408] {source}: expected the checkpoint's directory, which does not exist. Write the files "
-                "before calling report()"
-            )
-        found = dict(walk_local(source))
-        if not found:
-            raise CheckpointError(
-                f"[DT-408] {source}: expected the checkpoint's directory with at least one file, got an empty "
-                "directory. Write the files before calling report()"
-            )
-        if skipped := [relative for relative, _ in walk_entries(source) if relative not in found]:
-            warnings.warn(
-                f"[DT-416] {source}: expected files and links to files, got other links or special files, which are "
-                f"not stored: {', '.join(map(repr, skipped[:10]))}. Copy what they refer to into the directory",
-                stacklevel=2,
-            )
-        limits = replace(self.limits, low_priority=True) if low_priority else self.limits
-        self._require_no_link(name)
-        reach("before upload")
-        try:
-            if not self.is_local:
-                apart = claim(name, found) if claim is not None else ()
-                stored = self._upload(source, name, found, limits, {path: duplicates_of(rank) for path in apart})
-            elif may_move and self._take_over(source, name):
-                stored = _describe(self.path(name), found, checksums)
-            else:
-                stored = self._copy(source, name, found, rank, checksums, limits)
-        except (OSError, StorageError) as error:
-            if missing := [relative for relative in found if not os.path.lexists(os.path.join(source, relative))]:
-                raise CheckpointError(
-                    f"[DT-425] {source}: expected the directory not to change during report(), but {missing[0]!r} was "
-                    "deleted. Save each checkpoint to a directory of its own, and delete it after report() has returned"
-                ) from error
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(
-                f"[DT-406] cannot store the checkpoint {source} in {self.path(name)}: {explain(error)}"
-            ) from error
-        reach("after upload")
-        return stored
-
     def move(self, source: str, target: str) -> None:
         """Move a file within the storage, in place of a file that has the new name already."""
         for name in (source, target):
-            self._require_no_link(posixpath.dirname(name))
+            self.require_no_link(posixpath.dirname(name))
         self.call(f"move {source}", lambda: self.filesystem.move(self.path(source), self.path(target)))
 
     def find_damage(self, name: str, files: Mapping[str, StoredFile], *, checksums: bool = False) -> str | None:
@@ -432,85 +354,12 @@ class Storage:
         finally:
             os.close(descriptor)
 
-    def _upload(
-        self,
-        source: str,
-        name: str,
-        found: Mapping[str, os.stat_result],
-        limits: Limits,
-        apart: Mapping[str, str],
-    ) -> dict[str, StoredFile]:
-        """Upload files, those in ``apart`` to the directory that it maps them to."""
-        order = sorted(found, key=lambda relative: -found[relative].st_size)
-        targets = {relative: posixpath.join(apart.get(relative, ""), relative) for relative in order}
-        jobs = [
-            Job(relative, partial(self.remote.put_file, os.path.join(source, relative), self.path(name, target)))
-            for relative, target in targets.items()
-        ]
-        what = f"upload of {self.path(name)}"
-        stored = dict(zip(order, run_jobs(jobs, what=what, limits=limits), strict=True))
-        if (damage := self.find_damage(name, {targets[path]: facts for path, facts in stored.items()})) is not None:
-            raise StorageError(f"{what} is not complete: {damage}")
-        return stored
+    def require_no_link(self, name: str) -> None:
+        """Check that a name contains no symbolic link.
 
-    def _take_over(self, source: str, name: str) -> bool:
-        """Move a whole directory instead of copying it. Return False if it contains links or cannot be moved."""
-        if has_links(source):
-            return False
-        target = self.path(name)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        try:
-            os.rename(source, target)
-        except OSError:  # another filesystem, or another rank has already stored files
-            return False
-        with contextlib.suppress(OSError):  # a temporary directory has the mode 0700
-            os.chmod(target, stat.S_IMODE(os.stat(self.root).st_mode))
-        return True
-
-    def _copy(
-        self, source: str, name: str, found: Mapping[str, os.stat_result], rank: int, checksums: bool, limits: Limits
-    ) -> dict[str, StoredFile]:
-        claims = Claims(self.path(name), rank)
-        try:
-            self._copy_claimed(source, found, claims, limits)
-        except BaseException:
-            claims.withdraw()
-            raise
-        return _describe(source, found, checksums)
-
-    def _copy_claimed(self, source: str, found: Mapping[str, os.stat_result], claims: Claims, limits: Limits) -> None:
-        target = claims.target
-        made: set[str] = set()
-        jobs: list[Job[None]] = []
-        batch: list[tuple[str, str, int]] = []
-        for relative, status in found.items():
-            source_path = os.path.join(source, relative)
-            if (parent := posixpath.dirname(relative)) not in made:
-                make_below(target, parent)
-                made.add(parent)
-            if status.st_size <= CHUNK_BYTES:
-                batch.append((source_path, relative, status.st_mode))
-                if len(batch) == _BATCH_FILES:
-                    jobs.append(Job(relative, partial(copy_files, batch, claims)))
-                    batch = []
-                continue
-            descriptor = claims.claim(relative, status.st_mode)
-            try:
-                os.truncate(descriptor, status.st_size)
-                destination = os.readlink(f"/proc/self/fd/{descriptor}")
-            finally:
-                os.close(descriptor)
-            with open(source_path, "rb", buffering=0) as file:
-                for start, count in data_ranges(file.fileno(), status.st_size, status.st_blocks * 512):
-                    jobs.append(Job(relative, partial(copy_part, source_path, destination, start, count)))
-        if batch:
-            jobs.append(Job(batch[0][1], partial(copy_files, batch, claims)))
-        several = len(jobs) > 1
-        if several:
-            limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
-        run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=several)
-
-    def _require_no_link(self, name: str) -> None:
+        Raises:
+            StorageError: a component of the name is a symbolic link.
+        """
         if (link := self.find_link(name)) is not None:
             raise link_error(link)
 
@@ -582,23 +431,11 @@ def runs_location(storage_path: str | os.PathLike[str] | None, filesystem: objec
     return Storage(*locate(storage_path, filesystem, what="storage_path"))
 
 
-def _describe(directory: str, found: Mapping[str, os.stat_result], checksums: bool) -> dict[str, StoredFile]:
-    return {
-        relative: StoredFile(status.st_size, checksum(os.path.join(directory, relative)) if checksums else None)
-        for relative, status in found.items()
-    }
-
-
 def _make_parent(path: str, made: set[str]) -> None:
     parent = os.path.dirname(path)
     if parent not in made:
         os.makedirs(parent, exist_ok=True)
         made.add(parent)
-
-
-def has_links(directory: str) -> bool:
-    """Return True if a directory is a link or contains one, because moving it would not move the link's target."""
-    return os.path.islink(directory) or any(entry.is_symlink() for _, entry in walk_entries(directory))
 
 
 def _matches(relative: str, patterns: Sequence[str]) -> bool:

@@ -11,7 +11,6 @@ import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from drivetrain._storage.copying import duplicates_of, same_content
 from drivetrain._storage.layout import METADATA_FILE
 from drivetrain.errors import CheckpointError
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from drivetrain._storage.directory import Storage
     from drivetrain._storage.filesystem import StoredFile
 
-__all__ = ["describe_ranks", "settle_duplicates"]
+__all__ = ["describe_ranks", "duplicates_of", "settle_duplicates"]
 
 _SHOWN = 4
 
@@ -37,7 +36,7 @@ def settle_duplicates(
     Args:
         storage: the run directory.
         name: the directory in which the ranks stored their files.
-        files: the results of :meth:`Storage.put_directory`, by rank.
+        files: the results of :func:`~drivetrain._storage.upload.put_directory`, by rank.
         on_conflict: see :class:`~drivetrain.CheckpointConfig`.
         committed: the files that the checkpoint contains already. They are kept unchanged.
 
@@ -70,6 +69,11 @@ def settle_duplicates(
     for rank in apart:
         storage.delete(f"{name}/{duplicates_of(rank)}")
     return merged, conflicts
+
+
+def duplicates_of(rank: int) -> str:
+    """Return the name of the directory, below that of a checkpoint, for a rank's files that another rank stores too."""
+    return f".rank_{rank}"
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
@@ -123,9 +127,19 @@ def _require_same_content(
         path = storage.path(name, relative)
         for rank in owners:
             if relative in apart.get(rank, ()) and os.path.lexists(path):
-                is_same &= same_content(storage.path(name, duplicates_of(rank), relative), path)
+                is_same &= _same_content(storage.path(name, duplicates_of(rank), relative), path)
     if not is_same:
         raise CheckpointError(
             f"[DT-410] {describe_ranks(owners)} reported {relative!r} for {name} with different content. Report the "
             "file from one rank only, put the rank into its name, or leave out CheckpointConfig(on_conflict='error')"
         )
+
+
+def _same_content(first: str, second: str, block_bytes: int = 1 << 20) -> bool:
+    if os.path.getsize(first) != os.path.getsize(second):
+        return False
+    with open(first, "rb") as left, open(second, "rb") as right:
+        while block := left.read(block_bytes):
+            if block != right.read(block_bytes):
+                return False
+    return True

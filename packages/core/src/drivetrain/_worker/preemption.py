@@ -61,7 +61,10 @@ class Preemption:
         return self._steps
 
     def poll(self) -> PreemptionInfo | None:
-        """Count a step. Return the notice if the stop step is reached. Called on the train function's thread."""
+        """Count a step. Return the notice if the stop step is reached.
+
+        This is :func:`drivetrain.get_preemption_info`, so it is called on the train function's thread.
+        """
         if not self._steps:
             restore_sigterm_handler()
             self._emit(PreemptionPolled(self._rank))
@@ -79,6 +82,8 @@ class Preemption:
 
     def resume_later(self) -> None:
         """Note that the train function returns because of the notice, before its work is done.
+
+        This is :func:`drivetrain.resume_later`.
 
         Raises:
             SessionError: :meth:`poll` has not returned a notice.

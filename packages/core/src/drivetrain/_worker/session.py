@@ -65,7 +65,8 @@ class Outbox:
 
     Args:
         emit: sends an event; blocks while the driver is too far behind. Worker processes pass
-            :meth:`Channel.send_event() <drivetrain._wire.frames.Channel.send_event>`.
+            :meth:`Channel.send_event() <drivetrain._wire.frames.Channel.send_event>`, and
+            :class:`drivetrain._runtimes.connected.Connections` receives the event in the driver.
         from_threads: True if ``emit`` may be called on any thread. If False, the events of other threads than the train
             function's are kept, and sent with the next report.
 

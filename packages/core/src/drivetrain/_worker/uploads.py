@@ -30,6 +30,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
 from drivetrain._storage.layout import LISTING_FILE, announcement_name, checkpoint_name, is_reserved
 from drivetrain._storage.node import share_directory
+from drivetrain._storage.upload import put_directory
 from drivetrain._wire.events import CheckpointRanks
 from drivetrain._worker.shared import SharedDirectory
 from drivetrain.config import CheckpointConfig, CheckpointUploadMode
@@ -125,7 +126,8 @@ class _Destination:
 
     def put(self, source: str, directory: str, *, give_away: bool, low_priority: bool) -> dict[str, StoredFile]:
         """Store the files of a local directory; delete the directory if ``give_away`` is True."""
-        files = self.storage.put_directory(
+        files = put_directory(
+            self.storage,
             source,
             directory,
             rank=self.rank,
@@ -215,7 +217,7 @@ class _FromPrivateCopy:
             source = stack.enter_context(request.checkpoint.as_directory())
             private = stack.enter_context(share_directory("uploads", secrets.token_hex(8)))
             copies = Storage(LocalFilesystem(), private, destination.storage.limits)
-            copies.put_directory(source, _FILES, may_move=request.delete_local)
+            put_directory(copies, source, _FILES, may_move=request.delete_local)
             if request.delete_local:
                 shutil.rmtree(source, ignore_errors=True)
             self._source = os.path.join(private, _FILES)

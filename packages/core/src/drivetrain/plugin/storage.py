@@ -8,6 +8,7 @@ from drivetrain._storage.lock import RunLock, find_holder
 from drivetrain._storage.manifest import CheckpointManager, delete_checkpoints, read_manifest
 from drivetrain._storage.remote import FsspecFilesystem, locate
 from drivetrain._storage.retention import rank_checkpoints
+from drivetrain._storage.upload import put_directory
 
 __all__ = [
     "CheckpointManager",
@@ -20,6 +21,7 @@ __all__ = [
     "find_holder",
     "locate",
     "open_storage",
+    "put_directory",
     "rank_checkpoints",
     "read_manifest",
     "runs_location",
