@@ -18,14 +18,14 @@ from drivetrain.plugin import Runtime
 from drivetrain.plugin.backends import Finding
 from drivetrain.plugin.runtimes import GroupSpec
 from drivetrain_launch._address import own_address
-from drivetrain_launch._group import CommandGroup
-from drivetrain_launch._launch import Launch, LaunchSpec
 from drivetrain_launch._shares import divide
 from drivetrain_launch._template import Template, check_hosts
 
 if TYPE_CHECKING:
     from drivetrain import ScalingConfig
     from drivetrain.plugin import WorkerInfo
+    from drivetrain_launch._group import CommandGroup
+    from drivetrain_launch._launch import Launch, LaunchSpec
 
 __all__ = ["CommandRuntime"]
 
@@ -146,6 +146,9 @@ class CommandRuntime(Runtime):
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[CommandGroup]:
         """Start the command, or use the processes that it has started for the previous group of the run."""
+        # Every run loads this module to detect its runtime, and most use another one.
+        from drivetrain_launch._group import CommandGroup
+
         deadline = time.monotonic() + spec.start_timeout_s
         launch = self._launch(spec)
         try:
@@ -161,6 +164,8 @@ class CommandRuntime(Runtime):
 
     def _launch(self, spec: GroupSpec) -> Launch:
         """Return the launch of the previous group, unless it cannot be used any more; otherwise a new one."""
+        from drivetrain_launch._launch import Launch
+
         wanted = self._launch_spec(spec.num_workers)
         launch = _launches.get(spec.run_resources)
         if launch is not None:
@@ -175,6 +180,8 @@ class CommandRuntime(Runtime):
         return launch
 
     def _launch_spec(self, num_workers: int) -> LaunchSpec:
+        from drivetrain_launch._launch import LaunchSpec
+
         assert self.template is not None
         hosts = tuple(self.hosts or ())
         return LaunchSpec(
