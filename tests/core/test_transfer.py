@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -580,3 +581,9 @@ def test_stored_files_are_listed_with_sizes_and_checksums(tmp_path: Path, source
     assert checked["empty.txt"] == StoredFile(0, 0)
     assert {name: facts.size for name, facts in checked.items()} == {name: facts.size for name, facts in plain.items()}
     assert all(facts.crc32 is not None for facts in checked.values())
+
+
+def test_transfer_does_not_change_the_random_numbers_of_the_train_function() -> None:
+    state = random.getstate()
+    run_jobs([Job("job", lambda: None)], what="test", limits=Limits())
+    assert random.getstate() == state

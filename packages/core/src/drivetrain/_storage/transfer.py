@@ -26,6 +26,7 @@ T = TypeVar("T")
 _ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
+_random = random.SystemRandom()  # not the global generator: a save must not change the numbers of the train function
 
 _TRANSIENT = {
     errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EPIPE, errno.ECONNREFUSED,
@@ -155,7 +156,7 @@ def _attempt(job: Job[T], what: str, deadline: float, wait: Callable[[float], bo
     """Run a job, with retries. ``wait`` pauses for a number of seconds, and returns True if another job has failed."""
     mean = _FIRST_PAUSE_S
     for attempt in range(1, attempts + 1):
-        pause = mean * random.uniform(0.7, 1.3)
+        pause = mean * _random.uniform(0.7, 1.3)
         try:
             return job.call()
         except Exception as error:
