@@ -87,7 +87,30 @@ def test_rank_that_passes_the_first_checkpoint_without_files_is_not_awaited_agai
     driver.report(1, 1)
 
     assert driver.save(0, 1) == [1], "rank 1 has passed it already"
+    assert driver.report(1, 2) == []
     assert driver.save(0, 2) == [2]
+    driver.save(0, 3)
+    driver.wait(SHORT_WAIT_S)
+    assert driver.save(0, 4) == [4], "rank 1 does not keep pace"
+
+
+@pytest.mark.parametrize("ranks", [None, (0,)])
+def test_report_of_a_rank_that_keeps_pace_is_awaited_for_a_short_time(ranks: tuple[int, ...] | None) -> None:
+    driver = Driver(2, (committed(2, 0),))
+
+    assert driver.save(0, 1, ranks=ranks) == []
+    assert driver.report(1, 1) == [1]
+    assert driver.save(0, 2, ranks=ranks) == []
+    assert driver.wait(SHORT_WAIT_S) == [2]
+    assert driver.save(0, 3, ranks=ranks) == [3], "the rank has fallen behind"
+    assert driver.report(1, 2) == driver.report(1, 3) == []
+    assert driver.save(0, 4, ranks=ranks) == []
+    assert driver.save(0, 5, ranks=ranks) == [], "an earlier checkpoint waits for the rank"
+    assert driver.report(1, 4) == [4]
+    assert driver.report(1, 5) == [5]
+    assert driver.save(0, 6, ranks=ranks) == []
+    driver.pending.restart(5, [1])
+    assert list(driver.pending) == [], "the lost rank will make the report again"
 
 
 def test_extra_reports_of_the_rank_that_saves_delay_no_checkpoint() -> None:
@@ -164,6 +187,7 @@ def test_background_upload_is_awaited() -> None:
     driver.report(1, 1)
 
     assert driver.save(0, 1, files=None) == []
+    driver.report(1, 2)
     assert driver.save(0, 2) == [2], "a later checkpoint can be complete first"
     driver.pending.upload(Uploaded(0, 1, FILES))
     assert driver.complete() == [1]
@@ -188,7 +212,8 @@ def test_files_of_a_rank_that_contributes_only_to_some_checkpoints_withdraw_none
     driver = Driver(2)
     driver.report(1, 1)
     assert driver.save(0, 1) == [1]
-    assert driver.save(0, 2) == [2]
+    driver.save(0, 2)
+    assert driver.wait(SHORT_WAIT_S) == [2]
     assert driver.save(0, 3) == [3]
 
     driver.announce(1, 2)
@@ -204,7 +229,8 @@ def test_files_of_a_rank_that_was_not_declared_are_added_to_the_committed_checkp
     driver = Driver(2)
     driver.save(0, 1)
     driver.save(1, 1)
-    assert driver.save(0, 2, ranks=(0,)) == [2]
+    driver.save(0, 2, ranks=(0,))
+    assert driver.wait(SHORT_WAIT_S) == [2]
 
     driver.announce(1, 2)
     assert driver.withdrawn == []
@@ -233,12 +259,13 @@ def test_declared_ranks_are_awaited_and_others_are_not(ranks: Any) -> None:
     assert driver.save(2, 1, ranks=ranks) == [1]
 
 
-def test_checkpoint_that_one_rank_declares_for_itself_waits_for_no_contributor() -> None:
+def test_checkpoint_that_one_rank_declares_for_itself_waits_for_no_files_of_another() -> None:
     driver = Driver(2)
     driver.save(0, 1)
     driver.save(1, 1)
 
-    assert driver.save(0, 2, ranks=(0,)) == [2]
+    driver.save(0, 2, ranks=(0,))
+    assert driver.wait(SHORT_WAIT_S) == [2]
 
 
 def test_declared_rank_that_passes_the_checkpoint_without_files_is_named() -> None:

@@ -87,6 +87,7 @@ def test_missing_plugin_error_lists_the_installed_plugins_and_the_install_comman
     for kind, name, requirement in (
         ("runtime", "command", '"drivetrain[launch]"'),
         ("command", "new-plugin", '"drivetrain[testing]"'),
+        ("command", "prove", '"drivetrain[testing]"'),
         ("callback", "progress", "drivetrain"),
         ("view", "page", "drivetrain"),
         ("view", "plot", '"drivetrain[plot]"'),

@@ -17,6 +17,7 @@ from drivetrain._storage.timeline import (
     AttemptStarted,
     CheckpointCommitted,
     DriverStarted,
+    NoteAdded,
     RunEnded,
     TimelineRecord,
     VersionsFound,
@@ -35,6 +36,7 @@ RECORDS: list[TimelineRecord] = [
     AttemptFailed(time=6.0, failure={"kind": "hang"}, retrying=False, traceback="", log="last words"),
     AttemptEnded(time=7.0, attempt=0),
     RunEnded(time=8.0, outcome="failed", error="it hangs"),
+    NoteAdded(time=9.0, source="drivetrain prove", text="different"),
 ]
 
 # Written by a version that had no classes for the records; the format is the same.
@@ -47,6 +49,7 @@ OLDER_FILE = """\
 {"time": 6.0, "event": "failure", "failure": {"kind": "hang"}, "retrying": false, "traceback": "", "log": "last words"}
 {"time": 7.0, "event": "attempt end", "attempt": 0}
 {"time": 8.0, "event": "end", "outcome": "failed", "error": "it hangs"}
+{"time": 9.0, "event": "note", "source": "drivetrain prove", "text": "different"}
 """
 
 
@@ -100,6 +103,7 @@ def test_history_summarizes_the_records() -> None:
     assert history.environment == {"host": "here", "packages": {"torch": "2.9"}}
     assert (history.outcome, history.error_line, history.ended, history.last_time) == ("failed", "it hangs", 8.0, 8.0)
     assert list(history.committed) == ["checkpoint_000008"]
+    assert history.notes == [{"time": 9.0, "source": "drivetrain prove", "text": "different"}]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)

@@ -36,6 +36,7 @@ from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import LOGS
 from drivetrain._wire.events import ReportNumber
+from drivetrain._worker.observer import observer_variables
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
     ConfigurationError,
@@ -381,7 +382,7 @@ def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, inte
         preload=(*backend.preload, *config.preload),
         warmup=backend.warmup,
         preload_environment=backend.preload_environment,
-        environment=environment_of(backend),
+        environment={**environment_of(backend), **observer_variables()},
         output=GroupOutput(console=Console(), shown_ranks=shown[config.worker_output]),
         start_timeout_s=config.start_timeout_s,
         interrupts=interrupts,

@@ -30,6 +30,7 @@ from drivetrain._driver.launch import (
 )
 from drivetrain._driver.notices import print_once, unused_variables
 from drivetrain._driver.outcomes import RunFailed, Succeeded
+from drivetrain._driver.overrides import with_overrides
 from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result, last_metrics
 from drivetrain._driver.services import RunServices
@@ -67,6 +68,7 @@ def run_job(
     """
     refuse_in_spawned_script()
     refuse_in_script_of_workers()
+    job = with_overrides(job)
     require_process_state(job.scaling.max_workers)
     runtime = resolve_runtime(job.scaling, required=required_runtime(job.datasets))
     refuse_objects_of_process(job.function, job.config)

@@ -3,13 +3,17 @@
 A rank contributes to a checkpoint if it reports files under the checkpoint's report number. Whether it will do so is
 known in one of three ways:
 
-1. **Declared.** A report says which ranks take part: with ``checkpoint_ranks=...``, inside ``shared_checkpoint()``, or
-   after a plugin's ``saved_by_all_ranks()``. All of these ranks must store files, and nothing else matters.
+1. **Declared.** A report says which ranks take part: with ``checkpoint_ranks=...``, or inside ``shared_checkpoint()``.
+   All of these ranks must store files, and nothing else matters.
 2. **From the checkpoint before.** A rank contributes if it has contributed to the last checkpoint that it has passed. A
    rank passes a checkpoint by making the report with its number, or a later one. A new attempt learns the contributors
    from the manifest.
 3. **Unknown.** The first checkpoint of a run, and ranks that contribute only sometimes. The checkpoint waits until such
    a rank passes it, but only for a short time. A rank that lets this time pass counts as one that does not contribute.
+
+A checkpoint also waits for a short time for rank 0, whose metrics it gets, and for the ranks that keep pace: they have
+made every report but this one, or an earlier checkpoint still waits for them. A run that resumes from the checkpoint
+does not make the report again, so their rows would be missing.
 
 A rank that is about to store files announces it, so a slow upload is never mistaken for silence. Files that arrive
 after the commit are added to the checkpoint by a second commit. If the rank has passed no checkpoint yet, the short
@@ -271,7 +275,11 @@ class PendingCheckpoints:
         if pending.reduce:
             pending.awaited |= roles.reducing & behind
             pending.unsure |= self._unreported & behind
-        pending.unsure |= behind & {0}  # the metrics of the checkpoint are those of rank 0
+        keep_pace = {rank for rank in behind if self._latest[rank] == number - 1}
+        for earlier in self._waiting.values():
+            if earlier.number < number:
+                keep_pace |= behind & (earlier.awaited | earlier.unsure)
+        pending.unsure |= (behind & {0}) | keep_pace
         pending.unsure -= pending.awaited
 
     def _pass(self, pending: PendingCheckpoint, rank: int) -> None:
@@ -322,8 +330,8 @@ class PendingCheckpoints:
         return complete
 
     def _expire(self, expired: PendingCheckpoint) -> None:
-        """End the short wait of a checkpoint. From now on, none waits for ranks that have never contributed."""
-        for rank in expired.unsure:
+        """End the short wait of a checkpoint. Later ones do not wait for files of ranks that have never contributed."""
+        for rank in () if expired.declared else expired.unsure:
             self._roles.exclude(rank, expired.number)
         silent = expired.unsure - self._roles.unsure
         expired.unsure = set()

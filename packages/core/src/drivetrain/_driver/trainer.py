@@ -364,7 +364,8 @@ def trainable_of(
 
 def _check_optional(name: str, value: object, kind: type[Any]) -> None:
     if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"[DT-103] {name}: expected a {kind.__name__}, got {value!r}")
+        remedy = ". Pass vars(...) of it" if hasattr(value, "__dict__") else ""
+        raise ConfigurationError(f"[DT-103] {name}: expected a {kind.__name__}, got {value!r}{remedy}")
 
 
 def _check_checkpoint_rules(rules: CheckpointConfig) -> None:

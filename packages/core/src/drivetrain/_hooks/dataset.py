@@ -73,6 +73,8 @@ class SplitRequest:
         resources: the cluster resources that the run uses, by name, so that a provider can use the remaining resources
             for reading; empty if unknown.
         options: the ``execution_options`` of :class:`drivetrain.DataConfig`.
+        shuffle_seed: the seed of the order of the rows; None to keep their order.
+        shuffle_rows: the number of rows that are shuffled in memory.
     """
 
     name: str
@@ -82,6 +84,8 @@ class SplitRequest:
     position: Mapping[str, Any] | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
     options: Any | None = None
+    shuffle_seed: int | None = None
+    shuffle_rows: int = 2**18
 
 
 class DatasetProvider(ABC):
@@ -95,10 +99,13 @@ class DatasetProvider(ABC):
         accepted: a description of the accepted objects for error messages, such as ``"a Ray dataset"``.
         runtimes: the names of the runtimes whose workers can read the shards. If the user selects no runtime, the first
             one is used. None if the workers of every runtime can read the shards.
+        shuffles: True if :meth:`split` shuffles the rows when the request has a ``shuffle_seed``. Otherwise, such a
+            request is refused.
     """
 
     accepted: ClassVar[str] = "objects of its own kind"
     runtimes: ClassVar[Sequence[str] | None] = None
+    shuffles: ClassVar[bool] = False
 
     @abstractmethod
     def accepts(self, dataset: object) -> bool:

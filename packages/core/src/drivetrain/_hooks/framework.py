@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import TrainContext
@@ -19,6 +19,24 @@ class Framework:
 
         Called in a worker that was forked after the framework was imported, and in one that has already run another
         train function. The method must not start threads or initialize an accelerator.
+        """
+
+    def random_state(self) -> Mapping[str, Any]:
+        """Return the state of the global random generators, which a checkpoint contains for each rank.
+
+        The method is called while the framework is imported. It must not draw a random number or initialize an
+        accelerator. The values must be numbers, strings, None, lists and dictionaries of them, or tensors that the
+        framework stores without pickling objects of other classes. Return an empty mapping if nothing can be restored.
+        """
+        return {}
+
+    def set_random_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of the global random generators.
+
+        Args:
+            state: a return value of :meth:`random_state`. It was read from a checkpoint, so check it: raise a
+                ``ValueError`` or ``TypeError`` if it is something else. If the training state of another framework was
+                saved, tensors have become arrays of NumPy, and tuples have become lists.
         """
 
     def belongs_to_process(self, value: object) -> bool:

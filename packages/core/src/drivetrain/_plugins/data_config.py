@@ -23,9 +23,16 @@ class DataConfig:
         keep_together: a mapping from the name of a dataset to one of its columns: all rows with the same value in that
             column go to one worker. Such rows must be adjacent in the dataset. The workers' parts are then only
             approximately equal in size.
+        shuffle: a mapping from the name of a dataset to a seed: its rows are read in a random order, another one in
+            each epoch. The order depends on the seed, on the epoch and on ``shuffle_rows``, and not on the number of
+            workers, which read consecutive parts of it. Rows of all files are mixed. Keep the three values when a run
+            resumes within an epoch.
+        shuffle_rows: the number of rows that are shuffled at once, and that each worker holds in memory. Blocks of an
+            eighth of this number are drawn from the whole dataset, so that the rows of about eight random places are
+            mixed.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type.
+        ConfigurationError: an argument is of the wrong type, or rows of a dataset are both kept together and shuffled.
 
     Example:
         >>> DataConfig(datasets_to_split=["train"]).datasets_to_split
@@ -38,6 +45,8 @@ class DataConfig:
         execution_options: Any | None = None,
         *,
         keep_together: Mapping[str, str] | None = None,
+        shuffle: Mapping[str, int] | None = None,
+        shuffle_rows: int = 2**18,
     ) -> None:
         names = datasets_to_split
         if names != "all" and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
@@ -48,6 +57,22 @@ class DataConfig:
         self.datasets_to_split = names if isinstance(names, str) else list(names)
         self.execution_options = execution_options
         self.keep_together = dict(keep_together or {})
+        self.shuffle = dict(shuffle or {})
+        self.shuffle_rows = shuffle_rows
+        if not all(type(seed) is int and seed >= 0 for seed in self.shuffle.values()):
+            raise ConfigurationError(
+                "[DT-101] DataConfig(shuffle=...): expected a mapping from the names of datasets to integers >= 0, got "
+                f"{shuffle!r}"
+            )
+        if type(shuffle_rows) is not int or shuffle_rows < 1:
+            raise ConfigurationError(
+                f"[DT-101] DataConfig(shuffle_rows=...): expected an integer >= 1, got {shuffle_rows!r}"
+            )
+        if both := sorted(set(self.shuffle) & set(self.keep_together)):
+            raise ConfigurationError(
+                f"[DT-102] DataConfig(shuffle=...): expected datasets that are not in keep_together, got "
+                f"{both[0]!r}. Remove it from one of them"
+            )
 
     def configure(
         self,
@@ -93,6 +118,8 @@ class DataConfig:
                 position=positions.get(name),
                 resources=options.get("resources") or {},
                 options=self._execution_options_of(name),
+                shuffle_seed=self.shuffle.get(name),
+                shuffle_rows=self.shuffle_rows,
             )
             for rank, shard in enumerate(dataset.split(request)):
                 shards[rank][name] = shard
@@ -137,10 +164,17 @@ class DataConfig:
         if len(opened) == len(datasets):
             return opened
         providers = Providers()
-        return {
+        found = {
             name: opened.get(name) or providers.open(name, dataset, keep_together=self.keep_together.get(name))
             for name, dataset in datasets.items()
         }
+        for name in self.shuffle:
+            if name in found and not found[name].provider.shuffles:
+                raise ConfigurationError(
+                    f"[DT-740] dataset {name!r}: expected a dataset that DataConfig(shuffle=...) can shuffle, got "
+                    f"one of {found[name].origin}. Shuffle it with its own methods"
+                )
+        return found
 
     def _execution_options_of(self, name: str) -> Any:
         options = self.execution_options
@@ -153,6 +187,7 @@ class DataConfig:
             ("datasets_to_split", split),
             ("execution_options", options),
             ("keep_together", self.keep_together),
+            ("shuffle", self.shuffle),
         ):
             if unknown := sorted(set(names) - set(datasets)):
                 raise ConfigurationError(

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from drivetrain._base.failure import one_line
 from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.framework import Framework
 from drivetrain._plugins.loading import installed_plugins, load_plugin
-from drivetrain.errors import PluginError
+from drivetrain.errors import ConfigurationError, PluginError
 
-__all__ = ["belongs_to_process", "launcher_variables", "load_frameworks", "reseed"]
+__all__ = [
+    "STATE_ERRORS",
+    "belongs_to_process",
+    "keep_random_states",
+    "launcher_variables",
+    "load_frameworks",
+    "random_states",
+    "reseed",
+    "restore_random_states",
+]
+
+STATE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OverflowError)
+"""The errors by which a generator refuses a state."""
+
+_PYTHON, _NUMPY = "python", "numpy"
+_NUMPY_RANDOM = "numpy.random"
 
 _known: dict[str, Framework | None] = {}
 """The frameworks whose plugins are loaded, by their root module; None for a plugin that cannot be loaded."""
@@ -91,3 +109,64 @@ def _requires_no_argument(function: Callable[..., object]) -> bool:
     except (TypeError, ValueError):  # it requires an argument, or it is written in C and has no signature
         return False
     return True
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of the global random generators of this process.
+
+    Returns:
+        The states by name: ``"python"``, ``"numpy"`` if it is imported, and the root module of each imported framework
+        whose plugin implements :meth:`~drivetrain.plugin.Framework.random_state`. The values are numbers, strings and
+        containers of them, or tensors of the framework.
+    """
+    load_frameworks()
+    version, numbers, gauss = random.getstate()
+    states: dict[str, Any] = {_PYTHON: [version, list(numbers), gauss]}
+    if (numpy_random := sys.modules.get(_NUMPY_RANDOM)) is not None:
+        name, key, *rest = numpy_random.get_state()
+        states[_NUMPY] = [name, key.tolist(), *rest]
+    for root, framework in _known.items():
+        if framework is not None and root in sys.modules and (state := dict(framework.random_state())):
+            states[root] = state
+    return states
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Restore the states of the global random generators of this process.
+
+    Args:
+        states: a return value of :func:`random_states`. The states of a framework that is not installed are ignored.
+
+    Raises:
+        ConfigurationError: the states were not created by :func:`random_states`. Some may have been restored.
+    """
+    load_frameworks()
+    for name, state in states.items():
+        try:
+            if name == _PYTHON:
+                version, numbers, gauss = state
+                random.setstate((version, tuple(numbers), gauss))
+            elif name == _NUMPY:
+                # A later import would seed it from the operating system.
+                importlib.import_module(_NUMPY_RANDOM).set_state(tuple(state))
+            elif (framework := _known.get(name)) is not None:
+                framework.set_random_state(state)
+        except STATE_ERRORS as error:
+            raise ConfigurationError(
+                f"[DT-762] the states of random number generators: expected those that were saved, got an invalid "
+                f"state of {name!r}: {one_line(error)}. Pass the saved value unchanged, or use another checkpoint"
+            ) from error
+
+
+@contextlib.contextmanager
+def keep_random_states() -> Iterator[None]:
+    """Restore the states of the global random generators at the end of a ``with`` block.
+
+    Use it in a loader whose iterator continues inside an epoch: the undisturbed run has already drawn the random
+    numbers that a new iterator draws.
+    """
+    states = random_states()
+    try:
+        yield
+    finally:
+        restore_random_states(states)

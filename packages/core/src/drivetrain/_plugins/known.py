@@ -40,6 +40,7 @@ EXTRAS = {
 PROVIDERS = {
     ("runtime", "command"): "drivetrain[launch]",
     ("command", "new-plugin"): "drivetrain[testing]",
+    ("command", "prove"): "drivetrain[testing]",
     ("callback", "progress"): "drivetrain",
     ("view", "page"): "drivetrain",
 }

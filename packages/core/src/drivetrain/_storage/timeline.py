@@ -29,9 +29,11 @@ __all__ = [
     "AttemptStarted",
     "CheckpointCommitted",
     "DriverStarted",
+    "NoteAdded",
     "RunEnded",
     "TimelineRecord",
     "VersionsFound",
+    "add_note",
     "append_record",
     "find_lost_attempt",
     "read_timeline",
@@ -149,6 +151,19 @@ class RunEnded(TimelineRecord):
     error: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoteAdded(TimelineRecord):
+    """A program other than drivetrain's driver has recorded an event of the run: see :func:`add_note`.
+
+    Attributes:
+        source: the name of the program.
+        text: the event.
+    """
+
+    source: str
+    text: str
+
+
 _RECORDS: dict[str, type[TimelineRecord]] = {
     "start": DriverStarted,
     "packages": VersionsFound,
@@ -158,6 +173,7 @@ _RECORDS: dict[str, type[TimelineRecord]] = {
     "failure": AttemptFailed,
     "attempt end": AttemptEnded,
     "end": RunEnded,
+    "note": NoteAdded,
 }
 """The class of each record, by the value of ``event`` in the file."""
 
@@ -192,6 +208,19 @@ def append_record(directory: Path, record: TimelineRecord) -> None:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
+
+
+def add_note(directory: Path, source: str, text: str) -> None:
+    """Add an event to the timeline of a run in a local directory, for the run's page. The run may be in use.
+
+    If the file cannot be written, nothing happens.
+
+    Args:
+        directory: the run directory.
+        source: the name of the program or callback that adds it.
+        text: the event, in one sentence.
+    """
+    append_record(directory, NoteAdded(source=source, text=text))
 
 
 def read_timeline(storage: Storage) -> Iterator[TimelineRecord]:

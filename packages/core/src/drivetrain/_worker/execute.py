@@ -24,7 +24,8 @@ from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext
 from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, ReportNumber, Returned
 from drivetrain._wire.task import PackedFunction, TrainTask
-from drivetrain._worker.preemption import Preemption
+from drivetrain._worker.observer import end_observer, start_observer
+from drivetrain._worker.preemption import Preemption, StopTraining
 from drivetrain._worker.session import Outbox, Session, activate
 from drivetrain._worker.workspace import open_workspace
 from drivetrain.errors import BackendError, ConfigurationError, FailureKind
@@ -120,9 +121,9 @@ class RunningTask:
 def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
     """Run a train function in a session, and return the outcome.
 
-    ``sys.exit()`` with success counts as a return of None. Every other exception is returned as :class:`Raised`,
-    including ``KeyboardInterrupt`` and ``SystemExit``: only the caller knows whether they concern the train function or
-    the whole process.
+    ``sys.exit()`` with success and :class:`StopTraining` count as a return of None. Every other exception is returned
+    as :class:`Raised`, including ``KeyboardInterrupt`` and ``SystemExit``: only the caller knows whether they concern
+    the train function or the whole process.
 
     Args:
         task: the train function and everything that it needs.
@@ -139,9 +140,12 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
                 running.enter(RankState.TRAINING)
                 try:
                     try:
+                        start_observer(context, task.last_report.iteration)
                         value = _call(function, config)
                         if not session.has_reported:
                             _require_training(value)
+                    except StopTraining:
+                        value = None
                     except SystemExit as error:
                         if error.code not in (None, 0):
                             raise
@@ -151,6 +155,8 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
                     failed_at = time.time()  # not later, because the teardown may take long or fail
                     session.abandon(error)
                     raise
+                finally:
+                    end_observer()
                 running.enter(RankState.TEARING_DOWN)
     except Unwinding:
         raise

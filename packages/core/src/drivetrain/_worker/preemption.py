@@ -18,9 +18,17 @@ from drivetrain._wire.events import Event, PreemptionInfo, PreemptionPolled, Ste
 from drivetrain._worker.signals import restore_sigterm_handler
 from drivetrain.errors import SessionError
 
-__all__ = ["Preemption"]
+__all__ = ["Preemption", "StopTraining"]
 
 _STOP_STEP_WAIT_S = 60.0
+
+
+class StopTraining(BaseException):
+    """Ends a train function that has saved its state after a preemption notice. The worker treats it as a return.
+
+    It is not an ``Exception``, so that handlers of the train function do not catch it by mistake. ``finally`` blocks
+    are executed.
+    """
 
 
 class Preemption:

@@ -31,6 +31,7 @@ from drivetrain._wire.events import (
 )
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.metrics import check_reductions, plain_metrics
+from drivetrain._worker.observer import current_observer
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.responses import Responses
 from drivetrain._worker.shared import open_shared_directory
@@ -43,6 +44,7 @@ __all__ = [
     "Session",
     "activate",
     "active_session",
+    "current_session",
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
@@ -50,7 +52,6 @@ __all__ = [
     "heartbeat",
     "report",
     "resume_later",
-    "saved_by_all_ranks",
     "shared_checkpoint",
 ]
 
@@ -173,6 +174,10 @@ class Session:
             )
         return self._task.datasets[name]
 
+    def resumable_shards(self) -> dict[str, DatasetShard]:
+        """Return this rank's shards whose position can be saved, by name."""
+        return {name: shard for name, shard in self._task.datasets.items() if isinstance(shard, DatasetShard)}
+
     def report(
         self,
         metrics: Mapping[str, Any],
@@ -198,6 +203,7 @@ class Session:
             check_reductions(reduce, values)
         self._require_no_report("report")
         self.preemption.note_report()
+        _announce_report(self._iteration + 1, quiet=quiet)
         with self._lock:
             self._uploads.raise_failure()  # a background upload that failed is reported here at the latest
             self._outbox.flush()
@@ -207,9 +213,9 @@ class Session:
                 self._uploads.require_no_sharing()
                 self._number, self._iteration = number, iteration
                 now, clock = time.time(), time.monotonic()
-                self._outbox.emit(
-                    Reported(rank, number, iteration, now, values, None, reduce, quiet=quiet, clock=clock)
-                )
+                event = Reported(rank, number, iteration, now, values, None, reduce, quiet=quiet, clock=clock)
+                self._outbox.emit(event)
+                _show_report(iteration, has_checkpoint=False, quiet=quiet)
                 return
             self._require_run()  # after a loss of the network, another driver may have taken over the run
             if self.context.world_size > 1:  # storing may be slow, and the driver must not commit without this rank
@@ -241,6 +247,7 @@ class Session:
             self._on_checkpoint()
         if wait_s is not None:  # without the lock, because the thread that receives the response may need it
             self._await_commit(number, prepared.directory, wait_s)
+        _show_report(iteration, has_checkpoint=True, quiet=quiet)
 
     def _await_commit(self, number: int, directory: str, wait_s: float) -> None:
         """Wait until a checkpoint is committed.
@@ -295,10 +302,6 @@ class Session:
                 "rank, got none. Move the report into the block"
             )
 
-    def note_saved_by_all(self, directory: str) -> None:
-        """Record that every rank saves a part of the checkpoint in this directory."""
-        self._uploads.note_saved_by_all(directory)
-
     def _require_own_process(self, function: str) -> None:
         if os.getpid() != self._process:
             raise SessionError(
@@ -328,8 +331,7 @@ class Session:
 
         Every rank adds the same positions, so that ranks that report the same metadata still do so afterwards.
         """
-        resumable = {name: shard for name, shard in self._task.datasets.items() if isinstance(shard, DatasetShard)}
-        states = {name: shard.take_state() for name, shard in resumable.items()}
+        states = {name: shard.take_state() for name, shard in self.resumable_shards().items()}
         positions = {name: state for name, state in states.items() if state is not None}
         shared = self._uploads.shared_directory(checkpoint)
         if positions and (shared is None or shared.adds_positions):
@@ -361,6 +363,8 @@ class Session:
         """Set the report number and the iteration from which to continue counting. Called on another thread."""
         with self._lock:
             self._number, self._iteration = last_report
+        if (observer := current_observer()) is not None:
+            observer.on_resume(last_report.iteration)
 
     def _note_stored(self, number: int, stored: Checkpoint) -> None:
         if number > self._last_stored:  # an earlier upload may take longer than a later one
@@ -562,20 +566,6 @@ def shared_checkpoint() -> Iterator[Checkpoint]:
         yield checkpoint
 
 
-def saved_by_all_ranks(directory: str | os.PathLike[str]) -> None:
-    """Declare that every rank saves a part of one checkpoint: this rank in this directory.
-
-    For plugins whose functions save collectively. If the next report of this rank is of a checkpoint in this directory,
-    or in a directory that contains it, the checkpoint is committed only with the files of all ranks, as with
-    ``report(..., checkpoint_ranks="all")``. Outside a train function, the call has no effect.
-
-    Args:
-        directory: the directory.
-    """
-    if _active is not None:
-        _active.note_saved_by_all(os.fspath(directory))
-
-
 def get_checkpoint() -> Checkpoint | None:
     """Return the last checkpoint that this rank reported, or else the checkpoint from which the attempt resumed.
 
@@ -585,7 +575,10 @@ def get_checkpoint() -> Checkpoint | None:
     Raises:
         SessionError: the call is outside a train function.
     """
-    return active_session("get_checkpoint").checkpoint
+    checkpoint = active_session("get_checkpoint").checkpoint
+    if checkpoint is not None and (observer := current_observer()) is not None:
+        observer.on_checkpoint_read()
+    return checkpoint
 
 
 def get_context() -> TrainContext:
@@ -671,6 +664,21 @@ def resume_later() -> None:
                 return drivetrain.resume_later()
     """
     active_session("resume_later").preemption.resume_later()
+
+
+def current_session() -> Session | None:
+    """Return the session of the train function that runs in this process; None if it runs none."""
+    return _active
+
+
+def _announce_report(iteration: int, *, quiet: bool) -> None:
+    if not quiet and (observer := current_observer()) is not None:
+        observer.before_report(iteration)
+
+
+def _show_report(iteration: int, *, has_checkpoint: bool, quiet: bool) -> None:
+    if not quiet and (observer := current_observer()) is not None:
+        observer.on_report(iteration, has_checkpoint)
 
 
 def active_session(function: str) -> Session:

@@ -23,7 +23,7 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
@@ -291,7 +291,6 @@ class Uploads:
         self._used: set[str] = set()
         self._sharing: Sharing | None = None
         self._abandoned: list[str] = []
-        self._saved_by_all: set[str] = set()
 
     @contextlib.contextmanager
     def share(self, directory: SharedDirectory) -> Iterator[Sharing]:
@@ -373,20 +372,7 @@ class Uploads:
                 self._announce(request.directory)
             upload = self._prepare(request, request.directory or checkpoint_name(number))
         self._used.add(upload.directory)
-        return upload._replace(ranks=request.ranks or self._take_ranks(checkpoint))
-
-    def note_saved_by_all(self, directory: str) -> None:
-        """Record that every rank saves a part of the checkpoint in a directory, or in its own directory."""
-        self._saved_by_all.add(os.path.realpath(directory))
-
-    def _take_ranks(self, checkpoint: Checkpoint) -> Literal["all"] | None:
-        """Return the ranks that take part in a checkpoint according to :meth:`note_saved_by_all`."""
-        if not checkpoint.is_local or not self._saved_by_all:
-            return None
-        root = os.path.realpath(checkpoint.path)
-        found = {path for path in self._saved_by_all if path == root or path.startswith(root + os.sep)}
-        self._saved_by_all -= found
-        return "all" if found else None
+        return upload._replace(ranks=request.ranks)
 
     def _prepare(self, request: UploadRequest, directory: str) -> Upload:
         in_background = request.mode is CheckpointUploadMode.ASYNC

@@ -53,7 +53,7 @@ else:
         "drivetrain._runtimes.base": "Runtime",
     }
     _MODULES = (
-        "backends callbacks checks datasets drivers files installed processes reading runtimes sessions storage "
+        "backends callbacks checks datasets drivers files installed processes reading runtimes sessions state storage "
         "trainers"
     )
     __getattr__, __dir__ = lazy_names(__name__, _SOURCES, _MODULES)

@@ -3,11 +3,13 @@
 from drivetrain._base.lazy import publish
 from drivetrain._hooks.dataset import DatasetShard, SplitRequest
 from drivetrain._plugins.datasets import OpenedDataset, required_runtime
+from drivetrain._worker.observer import note_batch
 
 __all__ = [
     "DatasetShard",
     "OpenedDataset",
     "SplitRequest",
+    "note_batch",
     "required_runtime",
 ]
 

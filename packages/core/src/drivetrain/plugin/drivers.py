@@ -5,10 +5,14 @@ from drivetrain._base.notebook import as_table
 from drivetrain._driver.control import ask
 from drivetrain._driver.controller import group_spec
 from drivetrain._driver.launch import require_process_state, resolve_runtime
+from drivetrain._driver.overrides import OVERRIDES
 from drivetrain._driver.policies import RetryBudget
+from drivetrain._storage.timeline import add_note
 
 __all__ = [
+    "OVERRIDES",
     "RetryBudget",
+    "add_note",
     "as_table",
     "ask",
     "group_spec",

@@ -4,12 +4,15 @@ from drivetrain._base.failure import behind_exit
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.lazy import publish
 from drivetrain._worker.metrics import plain_metrics
+from drivetrain._worker.observer import OBSERVER, Observer
 from drivetrain._worker.script import Script, ScriptBackend, package_of
-from drivetrain._worker.session import Session, active_session, saved_by_all_ranks
+from drivetrain._worker.session import Session, active_session
 from drivetrain._worker.uploads import UploadRequest
 
 __all__ = [
+    "OBSERVER",
     "Interrupts",
+    "Observer",
     "Script",
     "ScriptBackend",
     "Session",
@@ -18,7 +21,6 @@ __all__ = [
     "behind_exit",
     "package_of",
     "plain_metrics",
-    "saved_by_all_ranks",
 ]
 
 publish(__name__)

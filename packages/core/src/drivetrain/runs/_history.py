@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drivetrain._storage.timeline import (
@@ -12,6 +12,7 @@ from drivetrain._storage.timeline import (
     AttemptStarted,
     CheckpointCommitted,
     DriverStarted,
+    NoteAdded,
     RunEnded,
     TimelineRecord,
     VersionsFound,
@@ -60,7 +61,8 @@ class History:
         outcome: a value of :class:`~drivetrain._base.outcome.RunOutcome`; empty if the last driver recorded none.
         error_line: the first line of the error that ended the last driver; empty without an error.
         ended: Unix time in seconds at which the last driver ended; None if it did not record its end.
-        last_time: Unix time in seconds of the last record.
+        notes: the time, source and text of each event that another program has added to the timeline.
+        last_time: Unix time in seconds of the last record, without notes that were added after the end.
     """
 
     starts: int = 0
@@ -70,6 +72,7 @@ class History:
     outcome: str = ""
     error_line: str = ""
     ended: float | None = None
+    notes: list[dict[str, Any]] = field(default_factory=list)
     last_time: float = 0.0
 
     def add(self, record: TimelineRecord) -> None:
@@ -99,6 +102,10 @@ class History:
                 self._end_attempt(record.time)
             case RunEnded():
                 self.outcome, self.error_line, self.ended = record.outcome, record.error or "", record.time
+            case NoteAdded():
+                self.notes.append(asdict(record))
+                if self.ended is not None:  # the run lasts no longer because of it
+                    return
         self.last_time = max(self.last_time, record.time)
 
     def _add_failure(self, record: AttemptFailed) -> None:

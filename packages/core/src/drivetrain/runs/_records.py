@@ -130,6 +130,7 @@ class RunRecord:
             "python": self.facts.get("python"),
             "environment": self.history.environment,
             "attempts": [asdict(attempt) for attempt in self.history.attempts],
+            "notes": self.history.notes,
             "checkpoints": [
                 {**asdict(checkpoint), "metrics": flatten(checkpoint.metrics)} for checkpoint in self.checkpoints
             ],
