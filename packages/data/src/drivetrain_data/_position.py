@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from drivetrain import ConfigurationError, heartbeat
+from drivetrain.plugin.datasets import note_batch
 from drivetrain_data._plan import BatchPlan, Interval, count_rows, select_rows, split_rows
 from drivetrain_data._tables import shuffle
 
@@ -142,6 +143,7 @@ class EpochState:
                     start.total, start.world_size, start.remaining_rows, number, start.plan, start.epoch
                 )
             heartbeat()
+            note_batch(batch, number - 1)
             yield batch
         if self.current is latest:
             self.current = None

@@ -16,6 +16,7 @@ class TableDatasets(DatasetProvider):
     """Splits files, tables, data frames, dicts of arrays and Hugging Face datasets."""
 
     accepted = ACCEPTED
+    shuffles = True
 
     def accepts(self, dataset: object) -> bool:
         """See :class:`drivetrain.plugin.DatasetProvider`."""

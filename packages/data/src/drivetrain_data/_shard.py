@@ -347,6 +347,12 @@ class TableShard:
         self._state.epoch = position.epoch
         self._state.current = None
 
+    @property
+    def is_epoch_read(self) -> bool:
+        """True if all rows of the current epoch were read, and the loop over its batches has not ended yet."""
+        current = self._state.current
+        return current is not None and self.total is not None and not current.unread()
+
     def take_state(self) -> dict[str, Any] | None:
         """Return the last value that :meth:`state_dict` returned since the previous call of this method, or None.
 

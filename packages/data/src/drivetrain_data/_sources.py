@@ -8,6 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,7 @@ from drivetrain_data._huggingface import HuggingFaceReader
 from drivetrain_data._plan import Interval, count_rows, split_rows
 from drivetrain_data._position import Position
 from drivetrain_data._shard import Reader, Remainder, TableShard
+from drivetrain_data._shuffled import ShuffledReader, divide
 from drivetrain_data._tables import skip_rows
 
 if TYPE_CHECKING:
@@ -245,15 +247,23 @@ class Rows(Source):
         make_reader: returns a reader of the rows in the given intervals.
         boundaries: the numbers of the rows at which a shard may start, followed by ``count``; None if a shard may start
             at any row.
+        parts: the number of rows in each part of the dataset that is read on its own, such as a row group of a Parquet
+            file; None if any rows can be read.
     """
 
     name: str
     count: int
     make_reader: Callable[[Sequence[Interval]], Reader]
     boundaries: np.ndarray[Any, Any] | None = None
+    parts: Sequence[int] | None = None
 
     def split(self, request: SplitRequest) -> list[TableShard]:
         """See :class:`Source`: the shards are contiguous, and depend only on the number of workers."""
+        if request.shuffle_seed is not None:
+            blocks = divide(self.parts or [self.count], request.shuffle_rows)
+            options = (self.make_reader, blocks, request.shuffle_seed, request.shuffle_rows)
+            shuffled = replace(self, make_reader=partial(ShuffledReader, *options))
+            return shuffled.split(replace(request, shuffle_seed=None))
         number = 1 if request.whole else request.world_size
         if self.boundaries is None:
             shards = self._make_shards(split_rows([(0, self.count)], number))
@@ -340,6 +350,11 @@ class Stream(Source):
         from datasets.distributed import split_dataset_by_node
 
         size = request.world_size
+        if request.shuffle_seed is not None:
+            raise ConfigurationError(
+                f"[DT-740] dataset {self.name!r}: expected a dataset of known length to shuffle it, got an "
+                "IterableDataset. Call its method shuffle(seed=..., buffer_size=...) instead of DataConfig(shuffle=...)"
+            )
         if request.whole:
             return [TableShard(self.name, self._reader(self.dataset)) for _ in range(size)]
         shards = [split_dataset_by_node(self.dataset, rank, size) for rank in range(size)]
@@ -395,7 +410,7 @@ def _open(name: str, dataset: Any) -> Source:
     if is_instance_of(dataset, "datasets", "IterableDataset"):
         return Stream(name, dataset)
     if is_instance_of(dataset, "datasets", "Dataset"):
-        return Rows(name, len(dataset), lambda rows: HuggingFaceReader(name, _select(dataset, rows)))
+        return Rows(name, len(dataset), partial(_huggingface_reader, name, dataset))
     if any(is_instance_of(dataset, "datasets", kind) for kind in ("DatasetDict", "IterableDatasetDict")):
         splits = ", ".join(f"{split!r}: splits[{split!r}]" for split in dataset)
         raise ConfigurationError(
@@ -410,7 +425,15 @@ def _open(name: str, dataset: Any) -> Source:
             return _rows_of_files(name, inspect_fragments(name, dataset))
         table = dataset.to_table()
     check_names(name, table.column_names)
-    return Rows(name, table.num_rows, lambda rows: TableReader(_slices(table, rows)))
+    return Rows(name, table.num_rows, partial(_table_reader, TableReader(table)))
+
+
+def _huggingface_reader(name: str, dataset: Any, rows: Sequence[Interval]) -> Reader:
+    return HuggingFaceReader(name, _select(dataset, rows))
+
+
+def _table_reader(whole: TableReader, rows: Sequence[Interval]) -> Reader:
+    return TableReader(_slices(whole.table, rows))
 
 
 def _select(dataset: Any, rows: Sequence[Interval]) -> Any:
@@ -426,20 +449,19 @@ def _slices(table: pa.Table, rows: Sequence[Interval]) -> pa.Table:
 
 
 def _rows_of_files(name: str, files: OpenedFiles) -> Rows:
+    sizes = [count for _, count in files[0]]
+    return Rows(name, sum(sizes), partial(_file_reader, files), parts=sizes)
+
+
+def _file_reader(files: OpenedFiles, rows: Sequence[Interval]) -> Reader:
     fragments, columns = files
-
-    def make_reader(rows: Sequence[Interval]) -> Reader:
-        parts, first = [], 0
-        for fragment, count in fragments:
-            end = first + count
-            inside = [
-                (max(start, first) - first, min(stop, end) - first)
-                for start, stop in rows
-                if start < end and stop > first
-            ]
-            if inside:
-                parts.append(FragmentRows(fragment, inside))
-            first = end
-        return FileReader(parts, columns)
-
-    return Rows(name, sum(count for _, count in fragments), make_reader)
+    parts, first = [], 0
+    for fragment, count in fragments:
+        end = first + count
+        inside = [
+            (max(start, first) - first, min(stop, end) - first) for start, stop in rows if start < end and stop > first
+        ]
+        if inside:
+            parts.append(FragmentRows(fragment, inside))
+        first = end
+    return FileReader(parts, columns)
