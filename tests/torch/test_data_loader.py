@@ -171,6 +171,26 @@ def test_single_worker_reads_everything_without_a_warning(fit: Callable[..., Res
     assert messages == []
 
 
+def shuffled_epochs(config: dict[str, Any]) -> list[str]:
+    """Iterate three times, and return the warnings."""
+    loader = prepare_data_loader(DataLoader(Numbers(), batch_size=2, shuffle=config["shuffle"]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in range(3):
+            if config["set_epoch"]:
+                loader.set_epoch(epoch)
+            list(loader)
+    return [str(each.message) for each in caught]
+
+
+def test_epochs_in_the_same_order_are_named_in_a_warning(fit: Callable[..., Result]):
+    repeated = fit(shuffled_epochs, {"shuffle": True, "set_epoch": False}).return_value
+    assert len(repeated) == 2
+    assert "reads its rows in the same order as before, because no epoch was passed to it" in repeated[0]
+    assert fit(shuffled_epochs, {"shuffle": True, "set_epoch": True}).return_value == []
+    assert fit(shuffled_epochs, {"shuffle": False, "set_epoch": False}).return_value == []
+
+
 @pytest.mark.parametrize(("drop_last", "read"), [(False, [6, 6]), (True, [5, 5])])
 def test_remainder_is_dropped_only_if_the_loader_drops_the_last_batch(drop_last: bool, read: list[int]):
     loader = DataLoader(Numbers(11), batch_size=1, drop_last=drop_last)

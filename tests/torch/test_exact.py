@@ -11,7 +11,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain import Result, TrainingFailedError, get_context
-from drivetrain_torch import enable_reproducibility, load_sharded, prepare_model, save_sharded
+from drivetrain_torch import enable_reproducibility, prepare_model
+from tests.torch.sharded import load, save
 
 WHOLE = StateDictOptions(full_state_dict=True)
 
@@ -47,10 +48,10 @@ def train_twice(config: dict[str, Any]) -> bool:
 
     model, optimizer = make()
     train_steps(model, optimizer, range(4))
-    save_sharded(config["directory"], model, optimizer)
+    save(config["directory"], model, optimizer)
     undisturbed = train_steps(model, optimizer, range(4, 8))
     model, optimizer = make()
-    load_sharded(config["directory"], model, optimizer)
+    load(config["directory"], model, optimizer)
     resumed = train_steps(model, optimizer, range(4, 8))
     return all(torch.equal(resumed[name], value) for name, value in undisturbed.items())
 

@@ -19,14 +19,13 @@ def test_public_names_are_pinned():
         "TorchConfig",
         "TorchTrainer",
         "TorchXLAConfig",
+        "TrainState",
         "enable_reproducibility",
         "get_device",
         "get_devices",
         "get_random_states",
-        "load_sharded",
         "prepare_data_loader",
         "prepare_model",
-        "save_sharded",
         "set_random_states",
     ]
 

@@ -48,6 +48,7 @@ def test_second_fit_of_a_driver_gets_a_new_process_group(fit: Callable[..., Resu
 
 def test_process_group_created_by_the_user_connects_to_the_existing_store(fit: Callable[..., Result]):
     def train() -> float:
+        dist.barrier()  # or else the other rank may still be connecting to this one
         dist.destroy_process_group()
         dist.init_process_group("gloo")
         total = torch.ones(1)

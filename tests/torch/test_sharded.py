@@ -6,7 +6,6 @@ import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,9 +16,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_with_torc
 from torch.distributed.device_mesh import init_device_mesh
 
 import drivetrain
-from drivetrain import Checkpoint, CheckpointError, ConfigurationError, Result, TrainingFailedError, WaitTimeoutError
-from drivetrain_torch import load_sharded, prepare_model, save_sharded
+from drivetrain import Checkpoint, CheckpointError, Result, TrainingFailedError
+from drivetrain_torch import TrainState, prepare_model
 from tests.torch.conftest import gather
+from tests.torch.sharded import load, save
 
 STRATEGIES = ["ddp", "fsdp", "fully_shard"]
 STEPS = 6
@@ -80,31 +80,24 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     outcome: dict[str, Any] = {"losses": []}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        done = 0
-        if checkpoint is not None:
-            with checkpoint.as_directory() as directory:
-                extra = load_sharded(directory, model, optimizer)
-            done = extra["done"]
-            scheduler.load_state_dict(extra["scheduler"])
-        for step in range(done, STEPS):
+        state = TrainState(model, optimizer, scheduler)
+        for step in range(state.steps, STEPS):
             if step == SAVED:
                 outcome["state"] = whole_state(model, optimizer)
-            if step == SAVED and checkpoint is None:
-                with TemporaryDirectory() as directory:
-                    extra = {"done": step, "scheduler": scheduler.state_dict()}
-                    save_sharded(directory, model, optimizer, extra=extra)
-                    outcome["files"] = gather(sorted(os.listdir(directory)))
-                    drivetrain.report({}, checkpoint=Checkpoint.from_directory(directory))
+                if not state.is_restored:
+                    state.save()
             outcome["losses"].append(train_step(model, optimizer, step))
             scheduler.step()
+            state.step()
     return outcome
 
 
-def assert_each_rank_wrote_its_part(result: Result) -> None:
-    files = result.return_value["files"]
-    assert files == [[".metadata", "__0_0.distcp"], *([f"__{rank}_0.distcp"] for rank in range(1, len(files)))]
-    with result.checkpoint.as_directory() as directory:
-        assert all(os.path.getsize(Path(directory, name)) for names in files for name in names)
+def assert_each_rank_wrote_its_part(checkpoint: Checkpoint, ranks: int) -> None:
+    with checkpoint.as_directory() as directory:
+        files = {file.name: file.stat().st_size for file in Path(directory).iterdir()}
+    parts = [f"__{rank}_0.distcp" for rank in range(ranks)]
+    assert set(files) == {".checkpoint.json", ".metadata", "sharded.json", "state.pt", *parts}
+    assert all(files.values())
 
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, [2]), (4, [2, 1])])
@@ -113,7 +106,8 @@ def test_training_resumes_with_exactly_the_state_that_was_saved(
     fit: Callable[..., Result], strategy: str, saved_by: int, loaded_by: list[int]
 ):
     undisturbed = fit(train, {"strategy": strategy}, workers=saved_by)
-    assert_each_rank_wrote_its_part(undisturbed)
+    if strategy != "ddp":
+        assert_each_rank_wrote_its_part(undisturbed.checkpoint, saved_by)
     for workers in loaded_by:
         resumed = fit(train, {"strategy": strategy}, workers=workers, resume_from_checkpoint=undisturbed.checkpoint)
         assert_identical(resumed.return_value["state"], undisturbed.return_value["state"])
@@ -121,13 +115,12 @@ def test_training_resumes_with_exactly_the_state_that_was_saved(
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fully_shard"])
-def test_model_without_an_optimizer_is_saved_whole(fit: Callable[..., Result], tmp_path: Path, strategy: str):
+def test_model_without_an_optimizer_is_saved_whole(fit: Callable[..., Result], strategy: str):
     def train(config: dict[str, Any]) -> None:
-        save_sharded(config["directory"], parallelize(make_model(), config["strategy"]))
+        TrainState(parallelize(make_model(), config["strategy"])).save()
 
-    fit(train, {"directory": tmp_path / "shared", "strategy": strategy})
     model = make_model(seed=8)
-    load_sharded(tmp_path / "shared", model)
+    TrainState(model).load(fit(train, {"strategy": strategy}).checkpoint)
     torch.testing.assert_close(model.state_dict(), make_model().state_dict(), rtol=0, atol=0)
 
 
@@ -136,48 +129,21 @@ def test_checkpoint_of_one_strategy_is_loaded_by_another_and_by_a_plain_module(f
     other = fit(train, {"strategy": "fully_shard"}, resume_from_checkpoint=saved.checkpoint)
     assert_identical(other.return_value["state"], saved.return_value["state"])
     model = make_model(seed=8)
-    optimizer = make_optimizer(model)
-    extra = load_sharded(saved.checkpoint.path, model, optimizer)
-    assert extra["done"] == SAVED
-    optimizer.param_groups[0].pop("initial_lr")
-    saved.return_value["state"][1]["param_groups"][0].pop("initial_lr")
-    assert_identical(whole_state(model, optimizer), saved.return_value["state"])
+    TrainState(model).load(saved.checkpoint)
+    torch.testing.assert_close(dict(model.state_dict()), saved.return_value["state"][0], rtol=0, atol=0)
 
 
-def test_ranks_may_share_a_directory_and_values_that_differ_are_saved_from_rank_0(
-    fit: Callable[..., Result], tmp_path: Path
-):
+def test_values_that_differ_between_ranks_are_saved_from_rank_0(fit: Callable[..., Result], tmp_path: Path):
     def train(config: dict[str, Any]) -> list[Any]:
         rank = dist.get_rank()
         model = prepare_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)))
         model.module[1].running_mean.fill_(rank)
         model.module[1].running_var.fill_(rank)
-        save_sharded(config["directory"], model, make_optimizer(model), extra={"rank": rank, 3: torch.arange(2)})
-        extra = load_sharded(config["directory"], model)
-        return gather([*extra, extra["rank"], extra[3].tolist(), [float(buffer.sum()) for buffer in model.buffers()]])
+        save(config["directory"], model, make_optimizer(model))
+        load(config["directory"], model)
+        return gather([float(buffer.sum()) for buffer in model.buffers()])
 
-    values = fit(train, {"directory": tmp_path / "shared"}).return_value
-    assert values == [["rank", 3, 0, [0, 1], [0.0, 0.0, 0.0]]] * 2
-
-
-def test_checkpoint_waits_for_the_part_of_every_rank(fit: Callable[..., Result]):
-    def train() -> tuple[int, ...]:
-        model = prepare_model(make_model())
-        with TemporaryDirectory() as directory:
-            save_sharded(directory, model)
-            checkpoint = Checkpoint.from_directory(directory)
-            if dist.get_rank() == 0:
-                with pytest.raises(WaitTimeoutError) as late:
-                    drivetrain.report({}, checkpoint, wait=1.5)
-                dist.barrier()
-                return late.value.ranks
-            dist.barrier()
-            drivetrain.report({}, checkpoint)
-        return ()
-
-    result = fit(train)
-    assert result.return_value == (1,)
-    assert {"__0_0.distcp", "__1_0.distcp"} <= set(os.listdir(result.checkpoint.path))
+    assert fit(train, {"directory": tmp_path / "shared"}).return_value == [[0.0, 0.0, 0.0]] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -221,11 +187,11 @@ def test_state_of_any_kind_of_optimizer_is_restored(
         parameter.grad = torch.ones_like(parameter)
     for optimizer in optimizers:
         optimizer.step()
-    save_sharded(tmp_path, model, optimizers)
+    save(tmp_path, model, *optimizers)
     other_model = make_model(seed=8)
     others = make(other_model)
     train_step(other_model, plain_sgd(other_model)[0])
-    assert load_sharded(tmp_path, other_model, others) == {}
+    load(tmp_path, other_model, *others)
     torch.testing.assert_close(other_model.state_dict(), model.state_dict(), rtol=0, atol=0)
     for loaded, original in zip(others, optimizers, strict=True):
         torch.testing.assert_close(loaded.state_dict(), original.state_dict(), rtol=0, atol=0)
@@ -233,9 +199,9 @@ def test_state_of_any_kind_of_optimizer_is_restored(
 
 def test_model_can_be_loaded_alone_from_a_checkpoint_with_an_optimizer(tmp_path: Path):
     model = make_model()
-    save_sharded(tmp_path, model, make_optimizer(model))
+    save(tmp_path, model, make_optimizer(model))
     other = make_model(seed=8)
-    load_sharded(tmp_path, other)
+    load(tmp_path, other)
     torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
@@ -243,33 +209,32 @@ def test_model_can_be_loaded_alone_from_a_checkpoint_with_an_optimizer(tmp_path:
 def saved(tmp_path: Path) -> Path:
     """The directory of a checkpoint of the model and of Adam."""
     model = make_model()
-    save_sharded(tmp_path / "saved", model, make_optimizer(model))
+    save(tmp_path / "saved", model, make_optimizer(model))
     return tmp_path / "saved"
 
 
 def assert_refused(directory: Path, message: str, model: torch.nn.Module | None = None, *optimizers: Any) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
-        load_sharded(directory, model or make_model(), optimizers)
+        load(directory, model or make_model(), *optimizers)
     assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
 
 
-def test_directory_that_is_not_a_sharded_checkpoint_is_refused(tmp_path: Path):
-    expected = r"expected a checkpoint written by drivetrain_torch\.save_sharded, got"
-    assert_refused(tmp_path / "nothing", rf"{expected} .*/nothing without \.metadata")
-    Path(tmp_path, "model.pt").touch()
-    assert_refused(tmp_path, r"without \.metadata, which rank 0 writes\. Pass the directory of a committed checkpoint")
-    Path(tmp_path, ".metadata").write_text("{}")
-    assert_refused(tmp_path, r"whose \.metadata cannot be read .*\. Use another checkpoint")
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-def test_checkpoint_written_by_other_code_is_refused(tmp_path: Path):
+def test_directory_that_is_not_a_sharded_checkpoint_is_refused(tmp_path: Path):
+    expected = r"\[DT-814\] TrainState: expected a checkpoint written by TrainState\.save, got"
+    assert_refused(tmp_path / "nothing", rf"{expected} .*/nothing")
     save_with_torch({"model": make_model().state_dict()}, checkpoint_id=tmp_path)
-    assert_refused(tmp_path, r"written by other code\. Load it with torch\.distributed\.checkpoint\.load")
+    assert_refused(tmp_path, rf"{expected} .* state\.pt")
+    save(tmp_path / "saved", make_model())
+    index = tmp_path / "saved" / "sharded.json"
+    index.unlink()
+    assert_refused(tmp_path / "saved", r"\[DT-726\] .*/saved: expected the index of a sharded checkpoint, got none")
+    index.write_text("{}")
+    assert_refused(tmp_path / "saved", r"\[DT-726\] .*sharded\.json: expected the index of .*, got a damaged")
 
 
 def test_missing_or_truncated_file_is_named(saved: Path):
-    message = r"saved with missing or truncated files: __0_0\.distcp\. Make every rank report"
+    message = r"saved: .*, got missing or truncated files: __0_0\.distcp\. Make every rank report"
     file = Path(saved, "__0_0.distcp")
     os.truncate(file, file.stat().st_size - 1)
     assert_refused(saved, message)
@@ -284,8 +249,8 @@ def test_damaged_file_is_reported_with_the_error_of_torch(saved: Path):
 
 
 def test_checkpoint_of_another_model_is_refused_with_the_differences(saved: Path):
-    expected = "expected a checkpoint of this model, got .*/saved"
-    remedy = r"\. Create it with the same structure"
+    expected = r"\[DT-814\] TrainState: expected a checkpoint of this state, got .*/saved"
+    remedy = r"\. Create the TrainState with the same parts"
     assert_refused(saved, rf"{expected} without model\.3\.weight, model\.3\.bias{remedy}", make_model(layers=2))
     assert_refused(saved, rf"{expected} with model\.2\.weight, model\.2\.bias{remedy}", make_model()[:1])
     assert_refused(saved, rf"{expected} with model\.0\.weight of shape \(8, 4\), not \(9, 4\), ", make_model(hidden=9))
@@ -295,45 +260,25 @@ def test_checkpoint_of_another_optimizer_is_refused_with_the_differences(saved: 
     model = make_model()
     names = r"optimizer\.state\.0\.weight\.{}, .* and {} more"
     momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    differences = rf"without {names.format('momentum_buffer', 1)}; with {names.format('step', 9)}\. Create them"
-    assert_refused(
-        saved, f"expected a checkpoint of this model and optimizer, got .*/saved {differences}", model, momentum
-    )
+    differences = rf"without {names.format('momentum_buffer', 1)}; with {names.format('step', 9)}\. Create"
+    assert_refused(saved, f"expected a checkpoint of this state, got .*/saved {differences}", model, momentum)
     assert_refused(saved, r"with optimizer\.state\.2\.weight", model, torch.optim.AdamW(model[0].parameters()))
-    save_sharded(saved / "sgd", model, plain_sgd(model))
+    save(saved / "sgd", model, *plain_sgd(model))
     assert_refused(saved / "sgd", r"without optimizer\.state\.0\.weight\.step", model, make_optimizer(model))
-    save_sharded(saved / "alone", model)
-    message = r"of a model alone in .*\. Call it without optimizers"
-    assert_refused(saved / "alone", message, model, make_optimizer(model))
+    save(saved / "alone", model)
+    assert_refused(saved / "alone", r"/alone without optimizer\.", model, make_optimizer(model))
 
 
 def test_directory_with_a_checkpoint_is_not_written_to(saved: Path):
     with pytest.raises(CheckpointError, match=r"expected a directory without a checkpoint, got one in .*/saved\. Use"):
-        save_sharded(saved, make_model())
-
-
-def test_extra_that_cannot_be_pickled_is_reported(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"could not write the checkpoint: rank 0 raised .*lambda"):
-        save_sharded(tmp_path, make_model(), extra={"function": lambda: 0})
-
-
-@pytest.mark.parametrize("function", [save_sharded, load_sharded])
-def test_invalid_arguments_are_refused(tmp_path: Path, function: Callable[..., Any]):
-    model = make_model()
-    name = function.__name__
-    with pytest.raises(ConfigurationError, match=rf"{name}: expected a torch\.nn\.Module, got \{{\}}"):
-        function(tmp_path, {})
-    with pytest.raises(ConfigurationError, match=f"{name}: expected optimizers of torch.optim, got 3"):
-        function(tmp_path, model, 3)
-    with pytest.raises(ConfigurationError, match=r"own parameters, got AdamW with other parameters\. Create it from"):
-        function(tmp_path, model, make_optimizer(make_model()))
+        save(saved, make_model())
 
 
 def test_error_on_all_ranks_names_the_rank_that_could_not_write(fit: Callable[..., Result], tmp_path: Path):
     def train(config: dict[str, Any]) -> list[str]:
         directory = config["file"] / "under" if dist.get_rank() else config["directory"]
         with pytest.raises(CheckpointError) as caught:
-            save_sharded(directory, make_model())
+            save(directory, make_model())
         return gather(str(caught.value))
 
     file = tmp_path / "file"

@@ -66,7 +66,7 @@ BROKEN = {
         STRATEGY.replace("init__(self): ...", "init__(self): self.calls = 0").replace(
             "        dist.all", "        self.calls += 1\n        gradient = gradient / self.calls\n        dist.all"
         ),
-        "0.weight: expected the same values when a step is repeated from a checkpoint of save_sharded()",
+        "0.weight: expected the same values when a step is repeated from a checkpoint of a TrainState",
     ),
 }
 

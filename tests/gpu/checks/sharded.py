@@ -1,14 +1,12 @@
-"""DDP, FSDP and FSDP2, with sharded checkpoints saved and loaded."""
+"""DDP, FSDP and FSDP2: the checkpoints of a ``TrainState`` are saved and loaded."""
 
-import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
 import drivetrain
 from drivetrain import Checkpoint
-from drivetrain_torch import TorchConfig, get_device, load_sharded, save_sharded
+from drivetrain_torch import TorchConfig, TrainState, get_device
 from tests.gpu.check import Figures, Run, check, decreases, difference, equal
 
 STEPS, SAVED = 12, 6
@@ -58,26 +56,18 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     """Train and save half-way, or resume from that checkpoint."""
     from tests.gpu.training import gather, make_model, make_optimizer, own_part, train_steps
 
-    checkpoint = drivetrain.get_checkpoint()
-    model = parallelize(make_model(seed=0 if checkpoint is None else 1), config["strategy"])
+    model = parallelize(make_model(seed=0 if drivetrain.get_checkpoint() is None else 1), config["strategy"])
     optimizer, batch = make_optimizer(model), own_part(get_device())
     losses: list[float] = []
-    files = None
-    if checkpoint is None:
+    state = TrainState(model, optimizer)
+    if not state.is_restored:
         losses += train_steps(model, optimizer, batch, SAVED)
-        with tempfile.TemporaryDirectory() as directory:
-            save_sharded(directory, model, optimizer, extra={"steps": SAVED})
-            files = gather(sorted(os.listdir(directory)))
-            drivetrain.report({"loss": losses[-1]}, Checkpoint.from_directory(directory))
-    else:
-        with checkpoint.as_directory() as directory:
-            equal("steps in the checkpoint", load_sharded(directory, model, optimizer), {"steps": SAVED})
-    state = whole_state(model, optimizer)
+        state.save({"loss": losses[-1]})
+    restored = whole_state(model, optimizer)
     losses += train_steps(model, optimizer, batch, STEPS - SAVED)
     parameter = next(iter(model.parameters()))
     return {
-        "files": files,
-        "state": state,
+        "state": restored,
         "losses": [sum(each) / len(each) for each in zip(*gather(losses), strict=True)],
         "wrapper": type(model).__name__,
         "parameter": type(parameter).__name__,
@@ -85,14 +75,13 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_alone(directory: str) -> Any:
-    """Load a sharded checkpoint in a process without a process group, on the CPU."""
-    from tests.gpu.training import make_model, make_optimizer
+def load_alone(checkpoint: Checkpoint) -> Any:
+    """Load the parameters in a process without a process group, on the CPU."""
+    from tests.gpu.training import make_model
 
     model = make_model(seed=1)
-    optimizer = make_optimizer(model)
-    load_sharded(directory, model, optimizer)
-    return whole_state(model, optimizer)
+    TrainState(model).load(checkpoint)
+    return in_host_memory(model.state_dict())
 
 
 def identical(name: str, got: Any, expected: Any) -> None:
@@ -105,30 +94,33 @@ def identical(name: str, got: Any, expected: Any) -> None:
 
 
 def expect_resumable(run: Run, strategy: str, saved_by: int, loaded_by: int, **options: Any) -> Figures:
+    import torch
+
     config = {"strategy": strategy}
     result = run.fit(train, config, workers=saved_by, **options)
     got = result.return_value
     equal("device of the parameters", got["device"], run.device)
-    parts = [[".metadata", "__0_0.distcp"], *([f"__{rank}_0.distcp"] for rank in range(1, saved_by))]
-    equal("files of each rank", got["files"], parts)
     decreases("loss", got["losses"])
     with result.checkpoint.as_directory() as directory:
-        identical("loaded on the CPU", load_alone(directory), got["state"])
-        size = sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
+        sizes = {file.name: file.stat().st_size for file in Path(directory).iterdir() if not file.name.startswith(".")}
+    parts = [f"__{rank}_0.distcp" for rank in range(saved_by)]
+    equal("files", sorted(sizes), ["state.pt"] if strategy == "ddp" else [*parts, "sharded.json", "state.pt"])
+    weights = load_alone(result.checkpoint)
+    torch.testing.assert_close(weights, got["state"][0], rtol=0, atol=0, msg=lambda text: f"loaded on the CPU: {text}")
     resumed = run.fit(train, config, workers=loaded_by, resume_from_checkpoint=result.checkpoint).return_value
     identical("loaded on the GPU", resumed["state"], got["state"])
     return {
         "wrapper": got["wrapper"],
         "parameters": got["parameter"],
         "workers": saved_by,
-        "checkpoint KiB": size >> 10,
+        "checkpoint KiB": sum(sizes.values()) >> 10,
         "largest difference of a loss after resuming": difference(resumed["losses"], got["losses"][SAVED:], 1e-4),
     }
 
 
 @check(limit_s=120)
 def ddp(run: Run) -> Figures:
-    """A sharded checkpoint of a DistributedDataParallel model is loaded on the GPU and on the CPU"""
+    """A checkpoint of a DistributedDataParallel model is loaded on the GPU and on the CPU"""
     return expect_resumable(run, "ddp", 1, 1)
 
 
@@ -146,7 +138,7 @@ def fsdp2(run: Run) -> Figures:
 
 @check(limit_s=120)
 def two_workers_share_a_gpu(run: Run) -> Figures:
-    """Two workers on one GPU save a sharded checkpoint, and one worker loads it"""
+    """Two workers on one GPU save a checkpoint, and one worker loads it"""
     return expect_resumable(run, "ddp", 2, 1, gpus_per_worker=0.5, torch_config=TorchConfig(backend="gloo"))
 
 

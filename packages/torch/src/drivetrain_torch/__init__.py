@@ -7,7 +7,7 @@ from drivetrain_torch._config import TorchConfig, TorchXLAConfig
 from drivetrain_torch._devices import get_device, get_devices
 from drivetrain_torch._prepare import enable_reproducibility, prepare_data_loader, prepare_model
 from drivetrain_torch._random import get_random_states, set_random_states
-from drivetrain_torch._sharded import load_sharded, save_sharded
+from drivetrain_torch._state import TrainState
 from drivetrain_torch._strategies import ParallelStrategy
 from drivetrain_torch._trainer import TorchTrainer
 
@@ -16,13 +16,12 @@ __all__ = [
     "TorchConfig",
     "TorchTrainer",
     "TorchXLAConfig",
+    "TrainState",
     "enable_reproducibility",
     "get_device",
     "get_devices",
     "get_random_states",
-    "load_sharded",
     "prepare_data_loader",
     "prepare_model",
-    "save_sharded",
     "set_random_states",
 ]

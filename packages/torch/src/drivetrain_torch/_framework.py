@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from drivetrain import TrainContext
+from drivetrain import SessionError, TrainContext
 from drivetrain.plugin import Framework
 from drivetrain.plugin.backends import is_instance_of
+from drivetrain_torch._devices import get_devices
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["TorchFramework", "group_variables"]
 
@@ -33,6 +38,24 @@ class TorchFramework(Framework):
 
         torch.seed()
 
+    def random_state(self) -> Mapping[str, Any]:
+        """Return the states of the default generators of the CPU and of the worker's GPUs."""
+        import torch
+
+        state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            state["cuda"] = [torch.cuda.get_rng_state(device) for device in _gpus()]
+        return state
+
+    def set_random_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the states of the generators of the CPU and of as many GPUs as there are states."""
+        import torch
+
+        # A state that was saved by another framework's TrainState consists of NumPy's arrays.
+        torch.set_rng_state(torch.as_tensor(state["cpu"]).cpu())
+        for device, saved in zip(_gpus(), state.get("cuda", ()), strict=False):
+            torch.cuda.set_rng_state(torch.as_tensor(saved).cpu(), device)
+
     def belongs_to_process(self, value: object) -> bool:
         """Return True for process groups, and for models and samplers that were created for one."""
         return any(is_instance_of(value, module, name) for module, name in _OF_PROCESS)
@@ -50,6 +73,17 @@ class TorchFramework(Framework):
             "ROLE_RANK": str(context.get_world_rank()),
             "ROLE_WORLD_SIZE": str(context.get_world_size()),
         }
+
+
+def _gpus() -> list[torch.device]:
+    """Return the GPUs of this worker; outside a train function, those that the process uses."""
+    import torch
+
+    try:
+        return [device for device in get_devices() if device.type == "cuda"]
+    except SessionError:
+        is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return [torch.device("cuda", torch.cuda.current_device())] if is_used else []
 
 
 def group_variables(context: TrainContext) -> dict[str, str]:

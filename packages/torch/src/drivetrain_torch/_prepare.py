@@ -142,6 +142,7 @@ def prepare_data_loader(
     mesh: DeviceMesh | None = None,
     num_replicas: int | None = None,
     rank: int | None = None,
+    replay: bool = True,
 ) -> PreparedLoader:
     """Shard a data loader, so that each worker loads its own part of the data, and move the batches to a device.
 
@@ -174,6 +175,9 @@ def prepare_data_loader(
             same position load the same data, as tensor parallelism requires. By default, each worker loads other data.
         num_replicas: instead of a mesh, the number of shards.
         rank: with ``num_replicas``, the shard that this worker loads.
+        replay: when an epoch is resumed with loader processes, load the batches again that were read, and discard them.
+            This makes the remaining batches the same even if the dataset draws random numbers. False to skip these
+            batches without loading them: rows and order are the same, but not the numbers that loader processes draw.
 
     Returns:
         A copy of the loader with the attribute ``repeated_rows`` and a method ``set_epoch(epoch)``. Call this method
@@ -202,7 +206,10 @@ def prepare_data_loader(
         loader = shard(loader, rank=own, world_size=count)
     elif add_dist_sampler:
         accept_epochs(loader)
-    return wrap(loader, device=get_device() if move_to_device else None, auto_transfer=auto_transfer)
+    device = get_device() if move_to_device else None
+    if device is not None and device.type == "cpu":
+        device = None  # a loader's tensors are there, and looking for them takes several percent of its time
+    return wrap(loader, device=device, auto_transfer=auto_transfer, world_size=count, replay=replay)
 
 
 def _position(mesh: DeviceMesh | None, num_replicas: int | None, rank: int | None) -> tuple[int, int]:

@@ -5,13 +5,11 @@ The states consist of tensors and numbers, so ``torch.load(..., weights_only=Tru
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain import ConfigurationError, get_context
-from drivetrain_torch._devices import get_devices
+from drivetrain.plugin.state import random_states, restore_random_states
 
 __all__ = ["get_random_states", "set_random_states"]
 
@@ -37,7 +35,7 @@ def get_random_states() -> list[dict[str, Any]]:
     """
     import torch.distributed as dist
 
-    own = _own_state()
+    own = random_states()
     size = get_context().get_world_size()
     if size == 1:
         return [own]
@@ -72,37 +70,5 @@ def set_random_states(states: Sequence[Mapping[str, Any]]) -> bool:
     context = get_context()
     if len(states) != context.get_world_size():
         return False
-    _restore(states[context.get_world_rank()])
+    restore_random_states(states[context.get_world_rank()])
     return True
-
-
-def _own_state() -> dict[str, Any]:
-    import torch
-
-    version, numbers, gauss = random.getstate()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
-    }
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        name, key, *rest = numpy_random.get_state()
-        state["numpy"] = [name, torch.tensor(key.tolist(), dtype=torch.int64), *rest]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = [torch.cuda.get_rng_state(device) for device in get_devices() if device.type == "cuda"]
-    return state
-
-
-def _restore(state: Mapping[str, Any]) -> None:
-    import torch
-
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers.tolist()), gauss))
-    if "numpy" in state:
-        import numpy
-
-        name, key, *rest = state["numpy"]
-        numpy.random.set_state((name, key.numpy().astype("uint32"), *rest))
-    devices = [device for device in get_devices() if device.type == "cuda"]
-    for device, own in zip(devices, state.get("cuda", ()), strict=False):
-        torch.cuda.set_rng_state(own.cpu(), device)
-    torch.set_rng_state(state["torch"].cpu())

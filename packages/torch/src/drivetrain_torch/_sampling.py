@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from drivetrain import ConfigurationError
 from drivetrain_torch._backend import joined_group
+from drivetrain_torch._blocks import is_split_in_batches, repeated_rows_of_batches
 from drivetrain_torch._twice import ShardSampler
 
 __all__ = ["accept_epochs", "index_sampler", "pass_epoch", "repeated_rows", "shard"]
@@ -141,6 +142,8 @@ def _seed(loader: DataLoader[Any], sampler: Any) -> int:
 
 def repeated_rows(loader: DataLoader[Any]) -> int:
     """Return the number of rows at the end of a rank's shard that were repeated to make all shards equally long."""
+    if is_split_in_batches(index_sampler(loader)):
+        return repeated_rows_of_batches(index_sampler(loader))
     sampler = _innermost(index_sampler(loader))
     if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
         return 0

@@ -13,6 +13,7 @@ without a reason is an error. Requires pytest: run ``pip install "drivetrain[tes
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +25,6 @@ from drivetrain.plugin import load_plugin
 from drivetrain_testing.kits import check_overrides
 from drivetrain_torch._config import TorchConfig
 from drivetrain_torch._prepare import prepare_model
-from drivetrain_torch._sharded import load_sharded, save_sharded
 from drivetrain_torch._strategies import ParallelStrategy
 from drivetrain_torch._trainer import TorchTrainer
 
@@ -134,17 +134,23 @@ def _train_and_compare(config: dict[str, Any]) -> None:
 def _save_and_load(config: dict[str, Any]) -> None:
     import torch
 
+    from drivetrain_torch._statefiles import Parts, TorchFiles
+
     model = _prepare(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     _train_step(model, optimizer, 0)
-    save_sharded(config["directory"], model, optimizer)
+    files = TorchFiles(Parts.of({"model": model, "optimizer": optimizer}))
+    if files.is_written_by_all_ranks or get_context().get_world_rank() == 0:
+        os.makedirs(config["directory"], exist_ok=True)
+        files.write(config["directory"], {"format": 1}, verify=True)
+    torch.distributed.barrier()
     _train_step(model, optimizer, 1)
     expected = [value.clone() for value in _parameters(model)]
-    load_sharded(config["directory"], model, optimizer)
+    files.read(config["directory"], only_parameters=False, strict=True)
     _train_step(model, optimizer, 1)
     for name, one, other in zip(_make_model().state_dict(), _parameters(model), expected, strict=True):
         assert torch.equal(one, other), (
-            f"{name}: expected the same values when a step is repeated from a checkpoint of save_sharded(), got a "
+            f"{name}: expected the same values when a step is repeated from a checkpoint of a TrainState, got a "
             f"difference of up to {(one - other).abs().max():.2g}"
         )
 
