@@ -22,7 +22,7 @@ def run(code: str) -> str:
 def test_public_names_are_pinned():
     assert drivetrain_hf.__all__ == []
     assert drivetrain_hf.transformers.__all__ == ["RayTrainReportCallback", "TransformersTrainer", "prepare_trainer"]
-    assert drivetrain_hf.accelerate.__all__ == ["AccelerateTrainer"]
+    assert drivetrain_hf.accelerate.__all__ == ["AccelerateTrainer", "make_resumable"]
     assert drivetrain_hf.deepspeed.__all__ == ["check_config"]
     assert drivetrain_hf.transformers.RayTrainReportCallback.CHECKPOINT_NAME == "checkpoint"
 

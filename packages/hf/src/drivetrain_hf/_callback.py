@@ -12,13 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from drivetrain import Checkpoint, Result, get_context, get_preemption_info, report, resume_later
+from drivetrain import (
+    Checkpoint,
+    Result,
+    get_checkpoint,
+    get_context,
+    get_preemption_info,
+    report,
+    resume_later,
+)
+from drivetrain.plugin.state import random_states, restore_random_states
 from drivetrain_hf._arguments import check_arguments, check_logged
+from drivetrain_hf._states import read_state, write_state
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 __all__ = ["RayTrainReportCallback"]
+
+_STATE = "drivetrain_state"
+"""The name of the files in a checkpoint with the random states of the ranks and the positions in their data."""
 
 
 class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
@@ -26,7 +39,8 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
 
     Every rank reports. The folder :attr:`CHECKPOINT_NAME` in the checkpoint contains the files written by all ranks.
     Usually, rank 0 writes the model and the training state, and every rank writes the state of its random number
-    generators. With DeepSpeed or FSDP, every rank writes its part of the model.
+    generators and, after :func:`~drivetrain_hf.transformers.prepare_trainer`, its position in the
+    data. With DeepSpeed or FSDP, every rank writes its part of the model.
 
     The metrics are ``step``, ``epoch`` and the values that the ``Trainer`` logged last. The values of an evaluation are
     included only if it ran at the same step as the checkpoint, and therefore with the same weights. When training ends,
@@ -54,6 +68,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self) -> None:
         self._evaluated: set[str] = set()
         self._stopping = False
+        self._loader: Any = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -63,6 +78,23 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
         self._stopping = False
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             state.best_model_checkpoint = _fetch(state.best_model_checkpoint, args.output_dir)
+        self._loader = _as_prepared(kwargs.get("train_dataloader"))
+        if self._loader is not None and state.global_step:
+            # The Trainer does not pass the number of the epoch to a loader of which it skips batches.
+            steps = -(-len(self._loader) // args.gradient_accumulation_steps)
+            self._loader.set_epoch(state.global_step // steps)
+            if not args.ignore_data_skip:
+                _resume(self._loader, state.global_step)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Before the first step in the middle of an epoch, restore the random states after its batch was loaded.
+
+        The ``Trainer`` has restored those of the checkpoint, which was saved before this batch was loaded.
+        """
+        if self._loader is not None and (states := self._loader.take_random_states()) is not None:
+            restore_random_states(states)
 
     def on_evaluate(
         self,
@@ -107,6 +139,9 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
             # At the last step, some versions of transformers save before they evaluate.
             check_logged(metrics, set(latest))
         source = os.path.abspath(os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"))
+        if self._loader is not None and os.path.isdir(source):
+            position = {"loader": self._loader.inner.state_dict(), "length": len(self._loader)}
+            write_state(source, _STATE, {"step": state.global_step, "random": random_states(), **position})
         names = _own_files(source)
         with tempfile.TemporaryDirectory() as directory:
             for name in names:
@@ -120,6 +155,30 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Report the values that were logged last, without a checkpoint."""
         report(_with_progress({name: value for name, (_, value) in _latest_entries(state).items()}, state))
+
+
+def _as_prepared(loader: Any) -> Any:
+    """Return a loader that ``prepare_trainer`` has made resumable; None for another one."""
+    from drivetrain_hf._loading import TrainerLoader
+
+    return loader if isinstance(loader, TrainerLoader) else None
+
+
+def _resume(loader: Any, step: int) -> None:
+    """Continue in the middle of an epoch if the ``Trainer`` has loaded the checkpoint that the run received.
+
+    At the start of an epoch, the ``Trainer`` restores the random states itself.
+    """
+    if (checkpoint := get_checkpoint()) is None:
+        return
+    with checkpoint.as_directory() as directory:
+        path = os.path.join(directory, RayTrainReportCallback.CHECKPOINT_NAME)
+        saved, is_own = read_state(path, _STATE, ("step", "random", "loader", "length"))
+    # With another number of batches in an epoch, the Trainer continues at a place that the workers have not reached.
+    if saved is None or saved["step"] != step or saved["length"] != len(loader):
+        return
+    if 0 < saved["loader"]["batches"] < len(loader):
+        loader.resume(saved["loader"], saved["random"] if is_own else {})
 
 
 def _fetch(best: str, output_dir: str) -> str:

@@ -11,14 +11,64 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain import Checkpoint, ConfigurationError, DataConfig, RunConfig, ScalingConfig
 from drivetrain_hf._accelerate import AccelerateConfig
 from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, TorchTrainer
 
-__all__ = ["AccelerateTrainer"]
+if TYPE_CHECKING:
+    from drivetrain_hf._loading import ResumableLoader
+
+__all__ = ["AccelerateTrainer", "make_resumable"]
+
+
+def make_resumable(accelerator: Any, data_loader: Any) -> ResumableLoader:
+    """Make the position of a data loader a part of the checkpoints of an ``Accelerator``.
+
+    Afterwards, ``accelerator.save_state`` saves the position and the random states of this rank, and
+    ``accelerator.load_state`` restores them: the next iteration continues after the last batch that was trained on,
+    with the same random numbers as without an interruption, also in augmentations. ``skip_first_batches`` is not
+    necessary. Call this function on every rank, before ``load_state``.
+
+    Args:
+        accelerator: the ``accelerate.Accelerator``.
+        data_loader: a loader that ``accelerator.prepare`` has returned, of a dataset with a length.
+
+    Returns:
+        A loader with the same batches in the same order. ``iteration`` is the number of the current epoch, and of the
+        next one between two epochs: the epoch to continue with after ``load_state``.
+
+    Raises:
+        ConfigurationError: the loader was not prepared, reads an iterable dataset, or is one with its own position
+            (``dispatch_batches=True`` or ``use_stateful_dataloader=True``).
+
+    Example:
+        In a train function::
+
+            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            loader = make_resumable(accelerator, loader)
+            if (checkpoint := drivetrain.get_checkpoint()) is not None:
+                with checkpoint.as_directory() as directory:
+                    accelerator.load_state(directory)
+            for epoch in range(loader.iteration, 10):
+                for batch in loader:
+                    ...
+    """
+    require("accelerate")
+    from drivetrain_hf._loading import ResumableLoader, is_resumable
+    from drivetrain_hf._saving import save_with
+
+    if not is_resumable(data_loader):
+        raise ConfigurationError(
+            "make_resumable: expected a data loader that Accelerator.prepare returned, which reads a dataset with a "
+            f"length on every rank, got {type(data_loader).__name__}. Prepare the loader first, or continue with "
+            "accelerator.skip_first_batches"
+        )
+    loader = ResumableLoader(data_loader)
+    save_with(accelerator, loader)
+    return loader
 
 
 class AccelerateTrainer(TorchTrainer):

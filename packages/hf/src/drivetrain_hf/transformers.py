@@ -90,6 +90,8 @@ def prepare_trainer(trainer: T) -> T:
                 f"max_steps={hf_trainer.args.max_steps}. Set it to the number of optimizer steps to train for"
             )
         hf_trainer.get_train_dataloader = lambda: _as_dataloader(hf_trainer.train_dataset)
+    else:
+        _make_resumable(hf_trainer)
     get_dataset_dataloader = hf_trainer.get_eval_dataloader
 
     def get_eval_dataloader(eval_dataset: Any = None) -> Any:
@@ -140,6 +142,19 @@ def _read_shard(trainer: Any) -> None:
     trainer.get_train_dataloader = get_train_dataloader
     if rows.total is not None:
         trainer.num_examples = lambda loader: rows.total
+
+
+def _make_resumable(trainer: Any) -> None:
+    """Make a ``Trainer`` continue in the middle of an epoch with the same batches and random numbers."""
+    from drivetrain_hf._loading import ResumableLoader, TrainerLoader, is_resumable
+
+    get_train_dataloader = trainer.get_train_dataloader
+
+    def get_resumable() -> Any:
+        loader = get_train_dataloader()
+        return TrainerLoader(ResumableLoader(loader)) if is_resumable(loader) else loader
+
+    trainer.get_train_dataloader = get_resumable
 
 
 def _as_is(batch: T) -> T:

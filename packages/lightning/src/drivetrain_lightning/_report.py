@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 from drivetrain import (
     Checkpoint,
@@ -20,12 +20,9 @@ from drivetrain import (
 from drivetrain import report as report_to_drivetrain
 from drivetrain_lightning._checkpoints import Checkpoints
 from drivetrain_lightning._prepare import prepare_trainer
-from drivetrain_torch import get_random_states, set_random_states
+from drivetrain_lightning._resume import Resumption
 
 __all__ = ["ReportCallback"]
-
-_RANDOM_STATES = "drivetrain_random_states"
-"""The key in Lightning's checkpoints for the states of the random number generators, and when they were saved."""
 
 
 class ReportCallback:
@@ -64,9 +61,9 @@ class ReportCallback:
         self.metrics = None if metrics is None else tuple(metrics)
         self._mode = checkpoint_upload_mode
         self._last_step = 0
-        self._is_preempted = False
+        self._is_preempted = self._is_preempted_at_end = self._is_due = False
         self._reported_at = ""
-        self._loaded: Mapping[str, Any] | None = None
+        self.resumption = Resumption()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the trainer, and add a :class:`Checkpoints` callback. Called before all other hooks."""
@@ -78,31 +75,21 @@ class ReportCallback:
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the states of the random number generators of all ranks to a checkpoint that this callback reports."""
         if self._reported_at:
-            checkpoint[_RANDOM_STATES] = {"saved": self._reported_at, "states": get_random_states()}
+            self.resumption.save(checkpoint, self._reported_at)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
         """Restore the random number generators for the next epoch, before Lightning starts to iterate over the data."""
-        loaded = checkpoint.get(_RANDOM_STATES)
-        self._loaded = loaded if trainer.state.fn == "fit" else None
-        if self._loaded is not None:
-            set_random_states(self._loaded["states"])
+        self.resumption.load(checkpoint, is_training=trainer.state.fn == "fit")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Store the number of the current step. Called when training starts."""
         self._last_step = trainer.global_step
-        self._is_preempted = False
-        if self._loaded is not None and self._loaded["saved"] in _saved_before_another_iteration(trainer):
-            set_random_states(self._loaded["states"])
+        self._is_preempted = self._is_preempted_at_end = self._is_due = False
+        self.resumption.on_train_start(trainer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Before the first batch after a resume within an epoch, restore the random number generators again.
-
-        The data loader may have drawn random numbers on its way to this batch.
-        """
-        if self._loaded is not None:
-            if batch_idx > 0:
-                set_random_states(self._loaded["states"])
-            self._loaded = None
+        """Note that training has resumed. Called before each batch."""
+        self.resumption.on_first_batch(batch_idx)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Report if a report is due. If a preemption is pending, report and stop. Called after each batch."""
@@ -110,18 +97,30 @@ class ReportCallback:
         if step == last:  # no optimizer step was made: gradients are being accumulated
             return
         self._last_step = step
-        if get_preemption_info() is not None:
-            self.report(trainer, "batch", complete=False)
-            if _is_last_step(trainer):
-                return
-            resume_later()
-            self._is_preempted = trainer.should_stop = True
-            # StopIteration ends the epoch as if there were no more batches. on_train_epoch_end then ends the training.
-            # should_stop alone would run a validation first, continue until min_epochs, and make other callbacks expect
-            # the metrics of a whole epoch.
-            raise StopIteration
-        if isinstance(self.every, int) and step // self.every > last // self.every:
-            self.report(trainer, "batch")
+        is_preempted = get_preemption_info() is not None
+        if not is_preempted and not (isinstance(self.every, int) and step // self.every > last // self.every):
+            return
+        if trainer.is_last_batch and not _has_reached_max_steps(trainer):
+            # From a checkpoint that is saved here, Lightning would resume with the next epoch, without the validation
+            # and the hooks for the end of this one.
+            self._is_due = True
+            self._is_preempted_at_end = is_preempted
+            return
+        self.report(trainer, "batch", complete=not is_preempted)
+        if is_preempted and not _has_reached_max_steps(trainer):
+            self._is_preempted = True
+            self._stop(trainer)
+
+    def _stop(self, trainer: Any) -> NoReturn:
+        """End the training.
+
+        StopIteration ends the epoch as if there were no more batches. on_train_epoch_end then ends the training.
+        should_stop alone would run a validation first, continue until min_epochs, and make other callbacks expect the
+        metrics of a whole epoch.
+        """
+        resume_later()
+        trainer.should_stop = True
+        raise StopIteration
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Report if ``every`` is ``"validation"``. Called after each validation."""
@@ -134,8 +133,11 @@ class ReportCallback:
             raise StopIteration
 
     def _report_epoch(self, trainer: Any) -> None:
-        if self.every == "epoch":
-            self.report(trainer, "epoch")
+        if self.every == "epoch" or self._is_due:
+            self.report(trainer, "epoch", complete=not self._is_preempted_at_end)
+        self._is_due = False
+        if self._is_preempted_at_end and not _is_last_epoch(trainer):
+            self._stop(trainer)
 
     def report(self, trainer: Any, after: Literal["epoch", "validation", "batch"], *, complete: bool = True) -> None:
         """Save a checkpoint and report it with the metrics. Called on every rank.
@@ -196,18 +198,11 @@ def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _saved_before_another_iteration(trainer: Any) -> tuple[str, ...]:
-    """Return the kinds of checkpoints from which Lightning resumes by iterating over the data once more than necessary.
-
-    From a checkpoint that was saved after a validation, Lightning first completes the epoch. Versions without
-    ``is_resuming`` also start a second iteration if the checkpoint was saved after an epoch. The first iteration has
-    drawn random numbers, so the states must be restored again before the second one.
-    """
-    return ("validation",) if hasattr(trainer.fit_loop, "is_resuming") else ("validation", "epoch")
+def _has_reached_max_steps(trainer: Any) -> bool:
+    """Return True if the training ends after this step, whether the epoch is complete or not."""
+    return bool(0 <= trainer.max_steps <= trainer.global_step)
 
 
-def _is_last_step(trainer: Any) -> bool:
-    """Return True if the training ends after this step."""
-    if 0 <= trainer.max_steps <= trainer.global_step:
-        return True
-    return bool(trainer.is_last_batch and trainer.max_epochs == trainer.current_epoch + 1)
+def _is_last_epoch(trainer: Any) -> bool:
+    """Return True if the training ends after this epoch."""
+    return _has_reached_max_steps(trainer) or bool(trainer.max_epochs == trainer.current_epoch + 1)

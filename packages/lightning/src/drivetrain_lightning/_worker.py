@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, get_context
+from drivetrain_lightning._resume import Resumption
 from drivetrain_torch import get_device, get_devices
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class WorkerStrategy:
 
     if TYPE_CHECKING:
         accelerator: Any
+        lightning_module: Any
         model: Any
 
     @property
@@ -115,6 +117,16 @@ class WorkerStrategy:
 
     def _setup_environment(self) -> None:
         super().setup_environment()  # type: ignore[misc]
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Make the position of a loader for the training a part of the checkpoints that the callback reports."""
+        dataloader = super().process_dataloader(dataloader)  # type: ignore[misc]
+        trainer = self.lightning_module.trainer
+        for callback in trainer.callbacks if trainer.training else ():
+            resumption = getattr(callback, "resumption", None)
+            if isinstance(resumption, Resumption):
+                dataloader = resumption.add_loader(dataloader, trainer.fit_loop.epoch_progress.current.processed)
+        return dataloader
 
     def on_train_start(self) -> None:
         """Restore drivetrain's SIGTERM handler. Called when training starts."""

@@ -75,14 +75,15 @@ class RayTrainReportCallback(ReportCallback, Callback):
     the path of the file or directory to ``trainer.fit(ckpt_path=...)`` to resume.
 
     After each optimizer step, the callback calls :func:`drivetrain.get_preemption_info`. If a preemption is pending,
-    all ranks save and report at the same step, and ``trainer.fit`` returns without running validation. The run is
-    resumed after the train function has returned (:func:`drivetrain.resume_later`).
+    all ranks save and report at the same step, and ``trainer.fit`` returns without running validation, except at the
+    last step of an epoch. The run is resumed after the train function has returned
+    (:func:`drivetrain.resume_later`).
 
     Args:
         every: ``"epoch"`` reports at the end of each training epoch, after the validation within it. ``"validation"``
-            reports after each validation. A number ``n`` reports after every ``n`` optimizer steps. To resume from a
-            checkpoint that was saved within an epoch, Lightning needs a data loader with ``state_dict`` and
-            ``load_state_dict``.
+            reports after each validation. A number ``n`` reports after every ``n`` optimizer steps, at the last step
+            of an epoch after its validation. From a checkpoint that was saved within an epoch, training continues with
+            the next batch if the loader is a ``DataLoader`` with a length, and the strategy is one of this package.
         metrics: the names of the metrics to report, or None for all.
         checkpoint_upload_mode: ``"sync"`` or ``"async"``, see :func:`drivetrain.report`.
 
