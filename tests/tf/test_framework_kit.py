@@ -16,6 +16,12 @@ class TestTensorflow(FrameworkConformance):
         return tf.random.uniform([3]).numpy().tolist()
 
     @staticmethod
+    def draw_restored() -> Any:
+        import tensorflow as tf
+
+        return tf.random.get_global_generator().uniform([3]).numpy().tolist()
+
+    @staticmethod
     def make_objects_of_process() -> Sequence[Any]:
         import tensorflow as tf
 

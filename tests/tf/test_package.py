@@ -15,7 +15,7 @@ from drivetrain_tf import TensorflowConfig, TensorflowTrainer
 
 
 def test_public_names():
-    assert drivetrain_tf.__all__ == ["TensorflowConfig", "TensorflowTrainer", "prepare_dataset_shard"]
+    assert drivetrain_tf.__all__ == ["TensorflowConfig", "TensorflowTrainer", "TrainState", "prepare_dataset_shard"]
     assert drivetrain_tf.keras.__all__ == ["ReportCheckpointCallback"]
 
 

@@ -17,6 +17,8 @@ from drivetrain import Checkpoint, ConfigurationError, get_context, get_preempti
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from drivetrain_tf._state import TrainState
+
 __all__ = ["ReportCheckpointCallback"]
 
 _EVENTS = frozenset(
@@ -24,7 +26,7 @@ _EVENTS = frozenset(
     for phase in ("train", "test", "predict", "train_batch", "test_batch", "predict_batch", "epoch")
     for boundary in ("begin", "end")
 )
-_STEP = "train_batch_begin"
+_STEP, _STEP_END, _EPOCH_END = "train_batch_begin", "train_batch_end", "epoch_end"
 
 
 class ReportCheckpointCallback:
@@ -33,6 +35,10 @@ class ReportCheckpointCallback:
     This is a callback of the Keras version that the process has loaded: ``tf_keras`` if that is loaded, otherwise
     ``tf.keras``. Every rank reports. All ranks save the model, because saving under a strategy requires all ranks. The
     checkpoint contains the file that rank 0 saves.
+
+    With ``state``, each checkpoint contains this state instead of the model's file, so that a resumed run continues
+    with the same weights, optimizer and random numbers. Pass ``initial_epoch=state.epoch`` to ``fit()``. An epoch that
+    was saved before its end is repeated.
 
     On a preemption, all ranks save at the same step, report, and stop. ``fit()`` then returns, and the run is resumed
     after the train function has returned (:func:`drivetrain.resume_later`).
@@ -47,6 +53,7 @@ class ReportCheckpointCallback:
         filename: the file name of the model in a checkpoint. The suffix selects the content. ``*.keras`` contains the
             model with the optimizer's state. ``*.weights.h5`` contains only the weights. With Keras 2, a name
             without a suffix selects the SavedModel format, which contains the model and the optimizer's state.
+        state: the state of the training, to save it instead of the model's file.
 
     Raises:
         ConfigurationError: an event is unknown.
@@ -54,7 +61,9 @@ class ReportCheckpointCallback:
     Example:
         In a train function::
 
-            model.fit(dataset, epochs=3, callbacks=[ReportCheckpointCallback(metrics=["loss"])])
+            state = TrainState(model)
+            callback = ReportCheckpointCallback(metrics=["loss"], state=state)
+            model.fit(dataset, epochs=3, initial_epoch=state.epoch, callbacks=[callback])
     """
 
     model: Any  # set by Keras
@@ -71,6 +80,7 @@ class ReportCheckpointCallback:
         metrics: str | Iterable[str] | Mapping[str, str] | None = None,
         *,
         filename: str = "model.keras",
+        state: TrainState | None = None,
     ) -> None:
         super().__init__()
         names = [metrics] if isinstance(metrics, str) else metrics
@@ -78,9 +88,11 @@ class ReportCheckpointCallback:
         self._saving = _events("checkpoint_on", checkpoint_on)
         self._reporting = self._saving | _events("report_metrics_on", report_metrics_on)
         self._filename = filename
+        self._state = state
         self._is_preempted = False
         # Set only the hooks that are needed: Keras calls every hook that is overridden, which takes time in each batch.
-        for event in self._reporting | {_STEP}:
+        counted = {_STEP_END, _EPOCH_END} if state is not None else set()
+        for event in self._reporting | {_STEP} | counted:
             setattr(self, f"on_{event}", functools.partial(self._on, event))
 
     def _on(self, event: str, *arguments: Any, **options: Any) -> None:
@@ -88,6 +100,8 @@ class ReportCheckpointCallback:
         getattr(type(self), f"on_{event}")(self, *arguments, **options)
         if self._is_preempted:
             return
+        if self._state is not None:
+            self._count(self._state, event, *arguments, **options)
         if event == _STEP and get_preemption_info() is not None:
             self._is_preempted = self.model.stop_training = True
             self._report({}, saving=True)
@@ -95,6 +109,13 @@ class ReportCheckpointCallback:
         elif event in self._reporting:
             logs = next((value for value in (*arguments, *options.values()) if isinstance(value, Mapping)), {})
             self._report(self._select(logs), saving=event in self._saving)
+
+    def _count(self, state: TrainState, event: str, index: int | None = None, *_: Any, **options: Any) -> None:
+        """Count a step or an epoch. Keras passes the number of the epoch first."""
+        if event == _STEP_END:
+            state.steps += 1
+        elif event == _EPOCH_END:
+            state.epoch = (options["epoch"] if index is None else index) + 1
 
     def _select(self, logs: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._names is None:
@@ -110,6 +131,9 @@ class ReportCheckpointCallback:
     def _report(self, metrics: Mapping[str, Any], *, saving: bool) -> None:
         if not saving:
             report(metrics)
+            return
+        if self._state is not None:
+            self._state.save(metrics)
             return
         with tempfile.TemporaryDirectory() as directory:
             path = os.path.join(directory, self._filename)
