@@ -122,6 +122,7 @@ CAMPAIGN = {
     "DRIVETRAIN_CASES": "all",
     "DRIVETRAIN_CONTRACT": "all",
     "DRIVETRAIN_FAULTS": "all",
+    "DRIVETRAIN_PROOFS": "all",
     "DRIVETRAIN_CRASHES": "200",
     "DRIVETRAIN_SOAK": "200",
     "DRIVETRAIN_SOAK_RAY": "40",
@@ -538,8 +539,16 @@ def check(session: nox.Session) -> None:
 def campaign(session: nox.Session) -> None:
     """Run the long campaigns: all contracts and faults on Ray, hundreds of kills, soaks, attacks, all wheels: hours."""
     run_tasks(session, [Task("dev"), Task("build"), *isolation_tasks(list(ISOLATED))])
-    tests = ("tests/cases", "tests/contract", "tests/faults", "tests/crash", "tests/security")
+    tests = ("tests/cases", "tests/contract", "tests/faults", "tests/crash", "tests/security", "tests/testing")
     run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
+    session.notify("proofs", [])
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def proofs(session: nox.Session) -> None:
+    """Prove jobs of all frameworks with 200 kills, and print a table (`-- --kills 22 --only ray`): resumable, hours."""
+    results = DEV.parent / "proofs.jsonl"  # delete it to start from the beginning
+    run_in_dev(session, "tests.proofs", "--results", str(results), *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

@@ -37,7 +37,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 def every_command() -> list[list[str]]:
     commands = []
     for words in (
-        *(["run"], ["stacks"], ["doctor"], ["plugins"], ["new-plugin"], ["completion"], ["explain"]),
+        *(["run"], ["stacks"], ["doctor"], ["plugins"], ["new-plugin"], ["prove"], ["completion"], ["explain"]),
         *(["runs", name] for name in ("list", "show", "plot", "compare", "tail", "gc", "report", "serve")),
         *(["checkpoints", name] for name in ("list", "verify", "export")),
     ):

@@ -10,8 +10,9 @@ import pytest
 
 from drivetrain import Result
 from drivetrain._storage.layout import USAGE_FILE
-from drivetrain.runs import RunReader
-from drivetrain_console._views.page import encode, render
+from drivetrain.plugin.drivers import add_note
+from drivetrain.runs import RunReader, open_run
+from drivetrain_console._views.page import encode, render, write_page
 from tests.browser import Browser
 from tests.console.conftest import STEPS
 from tests.support import local_storage
@@ -131,6 +132,25 @@ def test_browser_shows_the_page(browser: Browser, page: Path, width: int, dark: 
     picture = tmp_path / "page.png"
     browser.picture(picture)
     assert picture.stat().st_size > 20_000, "something is drawn"
+
+
+def test_notes_of_other_programs_are_below_the_timeline_and_do_not_prolong_the_run(
+    browser: Browser, runs: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "story"
+    shutil.copytree(runs / "story", directory)
+    before = open_run(directory).record()
+    add_note(directory, "a test", "cut the <b>cable</b>")
+    write_page(local_storage(directory), tmp_path / "page.html")
+
+    browser.open((tmp_path / "page.html").as_uri())
+
+    assert browser.messages == []
+    shown = browser.ask("[...document.querySelectorAll('td')].map((cell) => cell.textContent)")
+    assert shown[1:3] == ["a test", "cut the <b>cable</b>"]
+    assert browser.ask("document.querySelector('svg').textContent").count("cut the") == 1
+    after = open_run(directory).record()
+    assert (after.duration_s, after.last_time) == (before.duration_s, before.last_time)
 
 
 def test_reader_chooses_ranks_axis_and_scale(browser: Browser, page: Path) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from drivetrain_testing._frameworks import FrameworkConformance
     from drivetrain_testing._policies import PolicyConformance
     from drivetrain_testing._preparing import PrepareConformance
+    from drivetrain_testing._prove.causes import Cause
+    from drivetrain_testing._prove.comparing import Difference
+    from drivetrain_testing._prove.job import CannotProveError
+    from drivetrain_testing._prove.proof import Proof, prove
     from drivetrain_testing._runtimes import RuntimeCapability, RuntimeConformance
     from drivetrain_testing._storages import StorageConformance
     from drivetrain_testing._trainables import TrainableConformance
@@ -26,15 +30,19 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendConformance",
     "CallbackConformance",
+    "CannotProveError",
+    "Cause",
     "CommandConformance",
     "Crash",
     "CrashFound",
     "CrashHarness",
     "CrashReport",
     "DatasetConformance",
+    "Difference",
     "FrameworkConformance",
     "PolicyConformance",
     "PrepareConformance",
+    "Proof",
     "RuntimeCapability",
     "RuntimeConformance",
     "StorageConformance",
@@ -42,6 +50,7 @@ __all__ = [
     "TrainerConformance",
     "ViewConformance",
     "check_overrides",
+    "prove",
 ]
 
 _MODULES = {
@@ -57,6 +66,11 @@ _MODULES = {
     "FrameworkConformance": "_frameworks",
     "PolicyConformance": "_policies",
     "PrepareConformance": "_preparing",
+    "CannotProveError": "_prove.job",
+    "Cause": "_prove.causes",
+    "Difference": "_prove.comparing",
+    "Proof": "_prove.proof",
+    "prove": "_prove.proof",
     "RuntimeCapability": "_runtimes",
     "RuntimeConformance": "_runtimes",
     "StorageConformance": "_storages",

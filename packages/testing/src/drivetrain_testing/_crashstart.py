@@ -7,7 +7,6 @@ import os
 import random
 import secrets
 import selectors
-import signal
 import socket
 import subprocess
 import tempfile
@@ -18,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin.checks import ADDRESS, POINTS
+from drivetrain.plugin.checks import ADDRESS, POINTS, socket_address
 from drivetrain_testing._leftovers import exits
+from drivetrain_testing._marked import command_of, kill, kill_marked, marked_processes
 
 __all__ = ["VICTIMS", "Crash", "JobSpec", "JobStart"]
 
@@ -130,11 +130,13 @@ class JobStart:
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
             if self._armed:
-                address = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='drivetrain-crash-'))}/points"
+                directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-crash-"))
+                path = Path(directory, "points")
                 listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-                listener.bind(address)
+                with socket_address(path) as address:
+                    listener.bind(address)
                 listener.listen(128)
-                self._environment[ADDRESS] = address
+                self._environment[ADDRESS] = str(path)
                 selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener, selector, stack))
             with self._output.open("wb") as output:
                 self._process = subprocess.Popen(
@@ -159,7 +161,7 @@ class JobStart:
         deadline = time.monotonic() + _END_S
         while remaining := self._processes():
             if time.monotonic() > deadline:
-                commands = [_read(f"/proc/{pid}/cmdline").replace("\0", " ") for pid in remaining]
+                commands = [command_of(pid) for pid in remaining]
                 self._kill_all()
                 return [f"still running {_END_S:g} s after the driver exited: {commands}"]
             for pid in remaining:
@@ -213,7 +215,7 @@ class JobStart:
         else:
             victims = self._choose(crash.victim, at_point)
             for pid in victims:
-                _kill(pid)
+                kill(pid)
             self.killed.append(len(victims))
         self.driver_was_killed = crash.victim in ("driver", "both")
 
@@ -230,33 +232,8 @@ class JobStart:
 
     def _processes(self) -> dict[int, int]:
         """Map the process id of each running process of the job to the process id of its parent."""
-        mark = f"{_MARK}={self._mark}"
-        parents = {}
-        for entry in os.listdir("/proc"):
-            if entry.isdecimal() and mark in _read(f"/proc/{entry}/environ").split("\0"):
-                fields = _read(f"/proc/{entry}/stat").rpartition(")")[2].split()
-                if fields and fields[0] not in "ZX":
-                    parents[int(entry)] = int(fields[1])
-        return parents
+        return marked_processes(_MARK, self._mark)
 
     def _kill_all(self) -> int:
         """Kill all processes, including processes that start in the meantime. Return the number of killed processes."""
-        killed: set[int] = set()
-        deadline = time.monotonic() + _END_S
-        while (remaining := self._processes()) and time.monotonic() < deadline:
-            for pid in remaining:
-                _kill(pid)
-            killed.update(remaining)
-        return len(killed)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_bytes().decode(errors="replace")
-    except OSError:  # the process has exited, or belongs to another user
-        return ""
+        return kill_marked(_MARK, self._mark)

@@ -1,6 +1,6 @@
 """The conformance kit for plugins of ``drivetrain.frameworks``, as tests that a plugin inherits.
 
-A plugin author writes a class with one attribute and up to two methods, and pytest collects the tests::
+A plugin author writes a class with one attribute and up to three methods, and pytest collects the tests::
 
     from drivetrain_testing import FrameworkConformance
 
@@ -10,6 +10,10 @@ A plugin author writes a class with one attribute and up to two methods, and pyt
         @staticmethod
         def draw():
             return my_framework.random_number()
+
+        @staticmethod
+        def draw_restored():  # if random_state() does not contain the generator of draw()
+            return my_framework.Generator.default().number()
 
         @staticmethod
         def make_objects_of_process():
@@ -22,8 +26,10 @@ without a reason is an error.
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,7 +37,9 @@ import pytest
 
 from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain.plugin import Framework, load_plugin
+from drivetrain.plugin.arrays import from_json, to_json
 from drivetrain.plugin.checks import one_line
+from drivetrain.plugin.state import STATE_ERRORS
 from drivetrain_testing._checks import check_equal, forget_test_name
 from drivetrain_testing._conformance import check_overrides
 
@@ -58,6 +66,11 @@ class FrameworkConformance:
         """Return numbers of the framework's global random generator. Without this method, the framework has none."""
         return secrets.token_hex()
 
+    @classmethod
+    def draw_restored(cls) -> Any:
+        """Return numbers of the generators whose state ``random_state()`` returns. By default, :meth:`draw` does."""
+        return cls.draw()
+
     @staticmethod
     def make_objects_of_process() -> Sequence[Any]:
         """Return an object of each class whose objects belong to the process that creates them."""
@@ -79,6 +92,39 @@ class FrameworkConformance:
             raise error.__cause__ or error from None
         first, second = (Path(tmp_path, f"drawn_{rank}").read_text() for rank in range(2))
         assert first != second, f"expected other random numbers on every rank, got {first} on both. Seed in reseed()"
+
+    def test_restored_random_state_gives_the_same_numbers(self) -> None:
+        framework, state = self._framework_and_state()
+        check_equal("random_state(), called twice", _as_text(framework.random_state()), _as_text(state))
+        expected = [type(self).draw_restored() for _ in range(3)]
+        framework.set_random_state(from_json(json.loads(_as_text(state))))  # as another framework's state stores it
+        check_equal("the numbers after set_random_state()", [type(self).draw_restored() for _ in range(3)], expected)
+        framework.set_random_state(state)
+        check_equal("the numbers after set_random_state()", [type(self).draw_restored() for _ in range(3)], expected)
+
+    def test_damaged_random_state_is_refused(self) -> None:
+        framework, state = self._framework_and_state()
+        damaged: list[Any] = ["text", {"text": []}, print]
+        for name, value in itertools.product(state, damaged):
+            outcome = "no error"
+            try:
+                framework.set_random_state({**state, name: value})
+            except STATE_ERRORS:
+                continue
+            except Exception as error:  # of the plugin
+                outcome = one_line(error)
+            finally:
+                framework.set_random_state(state)
+            pytest.fail(f"set_random_state() with {name}={value!r}: expected a ValueError, got {outcome}")
+
+    def _framework_and_state(self) -> tuple[Framework, Mapping[str, Any]]:
+        importlib.import_module(self.name)
+        framework: Framework = load_plugin("framework", self.name)()
+        type(self).draw_restored()  # some frameworks create their generator with the first number
+        state = framework.random_state()
+        if not state:
+            pytest.skip("random_state() returns nothing")
+        return framework, state
 
     def test_objects_of_one_process_are_refused(self, tmp_path: Path) -> None:
         forget_test_name()
@@ -102,6 +148,10 @@ class FrameworkConformance:
             except Exception as error:  # of the plugin
                 pytest.fail(f"belongs_to_process({value!r}): expected False, got {one_line(error)}")
             check_equal(f"belongs_to_process({value!r})", belongs, False)
+
+
+def _as_text(state: Mapping[str, Any]) -> str:
+    return json.dumps(to_json(state, "random_state()"))
 
 
 def _draw(config: dict[str, Any]) -> None:

@@ -160,6 +160,9 @@ def _show_text(record: RunRecord) -> str:
             for entry in record.checkpoints
         ]
         parts.append(table(["CHECKPOINT", "REPORT", "COMMITTED", "METRICS"], rows))
+    if record.history.notes:
+        rows = [[moment(note["time"]), note["source"], note["text"]] for note in record.history.notes]
+        parts.append(table(["NOTED", "BY", "EVENT"], rows, droppable=["BY"], wrap=True))
     if record.error:
         parts.append(f"error: {record.error['message']}")
     return "\n\n".join(parts)

@@ -258,7 +258,7 @@ function drawAttempts(run) {
     const width = Math.max(300, box.clientWidth - 26 || 600);
     const lane = rows.length > 20 ? 12 : 24;
     const left = 84;
-    const height = rows.length * lane + 44;
+    const height = rows.length * lane + (run.notes.length ? 62 : 44);
     const span = Math.max(until - run.began, 1e-3);
     const x = (time) => left + (Math.max(0, time - run.began) / span) * (width - left - 14);
     const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${rows.length} attempts over ${duration(span)}` });
@@ -286,12 +286,26 @@ function drawAttempts(run) {
       dot.append(shape("title", {}, `${one.name}${kept ? "" : ", no longer kept"}: ${moment(one.time)}`));
       svg.append(dot);
     }
-    svg.append(shape("line", { class: "axis", x1: left, x2: width - 14, y1: line + 10, y2: line + 10 }));
+    const noteLine = line + (run.notes.length ? 18 : 0);
+    if (run.notes.length) svg.append(shape("text", { x: left - 8, y: noteLine + 4, "text-anchor": "end" }, "notes"));
+    for (const note of run.notes) {
+      const at = Math.min(x(note.time), width - 14); // it may have been added after the end
+      const mark = shape("path", { d: `M${at},${noteLine - 5}l5,9h-10z`, fill: "var(--warn)" });
+      mark.append(shape("title", {}, `${note.source}: ${note.text}`));
+      svg.append(mark);
+    }
+    svg.append(shape("line", { class: "axis", x1: left, x2: width - 14, y1: noteLine + 10, y2: noteLine + 10 }));
     for (const tick of ticks(0, span, Math.floor(width / 110))) svg.append(shape("text", { x: x(run.began + tick), y: height - 6, "text-anchor": "middle" }, duration(tick)));
     box.replaceChildren(svg);
   };
   charts.push({ draw });
   return box;
+}
+
+function notes(run) {
+  if (!run.notes.length) return null;
+  const rows = run.notes.map((note) => [duration(Math.max(0, note.time - run.began)), note.source, note.text]);
+  return element("div", { class: "card" }, table([["after", "number"], ["noted by", ""], ["event", "text"]], rows));
 }
 
 function failures(run) {
@@ -358,7 +372,7 @@ function showRun(run) {
         fact("reports of all ranks", number(reports)),
         fact(`checkpoints kept (${bytes(total)})`, number(run.checkpoints.length)),
         ...latest.filter(([, value]) => isNumber(value)).slice(0, 3).map(([name, value]) => fact(`latest ${name}`, number(value))))),
-    section("Attempts", drawAttempts(run)),
+    section("Attempts", drawAttempts(run), notes(run)),
     failures(run),
     ...metrics(run),
     section("Checkpoints", run.checkpoints.length
