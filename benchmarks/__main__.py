@@ -23,7 +23,8 @@ NAMES = (
     ),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
     *("recovery", "lost_node", "noticed", "hang_cost"),
-    *("transformers_steps", "accelerate_steps", "horovod_steps", "tensorflow_steps", "gbdt", "ingest", "tune", "page"),
+    *("transformers_steps", "accelerate_steps", "horovod_steps", "tensorflow_steps", "gbdt", "ingest", "loader"),
+    *("tune", "page"),
 )
 
 

@@ -5,17 +5,14 @@ python examples/digits.py --runtime local --num-workers 2
 
 import argparse
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-import drivetrain
-from drivetrain import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from drivetrain_torch import TorchTrainer, enable_reproducibility, prepare_data_loader, prepare_model
+from drivetrain import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from drivetrain_torch import TorchTrainer, TrainState, enable_reproducibility, prepare_data_loader, prepare_model
 
 
 def make_datasets():
@@ -44,34 +41,19 @@ def train_func(config):
     enable_reproducibility(seed=0)
     train_set, test_set = make_datasets()
     loader = prepare_data_loader(DataLoader(train_set, batch_size=32, shuffle=True))
-    model = make_model()
-    parallel_model = prepare_model(model)
+    model = prepare_model(make_model())
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    epochs_done = 0
+    state = TrainState(model=model, optimizer=optimizer, loader=loader)  # restores itself after a retry
 
-    if checkpoint := drivetrain.get_checkpoint():  # after a retry, or with RunConfig(resume=...)
-        with checkpoint.as_directory() as directory:
-            state = torch.load(Path(directory, "state.pt"), weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        epochs_done = state["epoch"]
-
-    for epoch in range(epochs_done + 1, config["epochs"] + 1):
-        loader.set_epoch(epoch)
+    for epoch in state.epochs(config["epochs"]):
         for images, digits in loader:
-            loss = nn.functional.cross_entropy(parallel_model(images), digits)
+            loss = nn.functional.cross_entropy(model(images), digits)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-
-        metrics = {"epoch": epoch, "loss": loss, "accuracy": accuracy(model, test_set)}
-        with TemporaryDirectory() as directory:
-            checkpoint = None
-            if drivetrain.get_context().get_world_rank() == 0:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-                torch.save(state, Path(directory, "state.pt"))
-                checkpoint = Checkpoint.from_directory(directory)
-            drivetrain.report(metrics, checkpoint, reduce={"loss": "mean"})
+            state.step()
+        metrics = {"epoch": epoch + 1, "loss": loss, "accuracy": accuracy(model.module, test_set)}
+        state.save(metrics, reduce={"loss": "mean"})
 
 
 def main():
@@ -98,8 +80,7 @@ def main():
     result = trainer.fit()
 
     model = make_model()
-    with result.get_best_checkpoint("accuracy").as_directory() as directory:
-        model.load_state_dict(torch.load(Path(directory, "state.pt"), weights_only=True)["model"])
+    TrainState(model=model).load(result.get_best_checkpoint("accuracy"))
     test_accuracy = accuracy(model, make_datasets()[1])
     print(f"The best checkpoint classifies {test_accuracy:.1%} of the test digits correctly.")
     print(f"The run directory is {result.path}")

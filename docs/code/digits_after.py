@@ -1,6 +1,3 @@
-import os
-import tempfile
-
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -8,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain
-from drivetrain_torch import TorchTrainer, prepare_data_loader, prepare_model
+from drivetrain_torch import TorchTrainer, TrainState, prepare_data_loader, prepare_model
 
 
 def load_data():
@@ -39,19 +36,17 @@ def evaluate(model, loader):
 
 
 def train_func():
-    context = drivetrain.get_context()
     torch.manual_seed(0)
     train_data, test_data = load_data()
-    batch_size = 64 // context.get_world_size()
+    batch_size = 64 // drivetrain.get_context().get_world_size()
     train_loader = DataLoader(train_data, batch_size=batch_size, shuffle=True)
     train_loader = prepare_data_loader(train_loader)
     test_loader = DataLoader(test_data, batch_size=256)
     test_loader = prepare_data_loader(test_loader, add_dist_sampler=False)
-    network = make_network()
-    model = prepare_model(network)
+    model = prepare_model(make_network())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    for epoch in range(8):
-        train_loader.set_epoch(epoch)
+    state = TrainState(model=model, optimizer=optimizer, loader=train_loader)
+    for epoch in state.epochs(8):
         model.train()
         for images, labels in train_loader:
             outputs = model(images)
@@ -59,14 +54,10 @@ def train_func():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            state.step()
         accuracy = evaluate(model, test_loader)
         metrics = {"epoch": epoch, "loss": loss, "accuracy": accuracy}
-        with tempfile.TemporaryDirectory() as directory:
-            checkpoint = None
-            if context.get_world_rank() == 0:
-                torch.save(network.state_dict(), os.path.join(directory, "digits.pt"))
-                checkpoint = drivetrain.Checkpoint.from_directory(directory)
-            drivetrain.report(metrics, checkpoint, reduce={"loss": "mean"})
+        state.save(metrics, reduce={"loss": "mean"})
     return accuracy
 
 

@@ -1,6 +1,6 @@
 import drivetrain
 import torch
-from drivetrain_torch import TorchTrainer, prepare_data_loader, prepare_model
+from drivetrain_torch import TorchTrainer, TrainState, prepare_data_loader, prepare_model
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -11,14 +11,15 @@ def train_func(config: dict[str, float]) -> None:
     loader = prepare_data_loader(DataLoader(data, batch_size=32, shuffle=True))
     model = prepare_model(torch.nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    for epoch in range(5):
-        loader.set_epoch(epoch)
+    state = TrainState(model=model, optimizer=optimizer, loader=loader)
+    for epoch in state.epochs(5):
         for batch, target in loader:
             loss = torch.nn.functional.cross_entropy(model(batch), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        drivetrain.report({"epoch": epoch, "loss": loss}, reduce={"loss": "mean"})
+            state.step()
+        state.save({"epoch": epoch, "loss": loss}, reduce={"loss": "mean"})
 
 
 workers = drivetrain.ScalingConfig(num_workers=2)

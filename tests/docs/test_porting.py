@@ -58,7 +58,7 @@ def test_one_worker_ends_with_the_parameters_of_the_original(original: Original,
 
     checkpoint = Path(run_script(script, tmp_path).strip())
 
-    parameters = torch.load(checkpoint / "digits.pt")
+    parameters = torch.load(checkpoint / "state.pt")["model"]
     assert parameters.keys() == original.parameters.keys()
     assert all(torch.equal(parameters[name], original.parameters[name]) for name in parameters)
 

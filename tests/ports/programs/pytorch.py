@@ -134,32 +134,28 @@ FSDP2 = Port(
         Edit("        optim.zero_grad()\n", "        optim.zero_grad()\n        probe.step(step, loss)\n"),
     ),
     changes=(
-        Edit("import os\n", "import drivetrain\nimport os\nimport tempfile\n"),
-        Edit("from checkpoint import Checkpointer\n", "from drivetrain_torch import load_sharded, save_sharded\n"),
+        Edit("from checkpoint import Checkpointer\n", "from drivetrain_torch import TrainState\n"),
         Edit(
             '    checkpointer = Checkpointer("checkpoints", dcp_api=args.dcp_api)\n'
             "    if checkpointer.last_training_time is None:\n"
-            "        model.to_empty(device=device)\n",
+            "        model.to_empty(device=device)\n"
+            "        for module in model.modules():\n"
+            "            if hasattr(module, 'reset_parameters'):\n"
+            "                module.reset_parameters()\n"
+            "    else:\n        checkpointer.load_model(model)\n    \n",
             "    model.to_empty(device=device)\n"
-            "    checkpoint = drivetrain.get_checkpoint()\n"
-            "    if checkpoint is None:\n",
+            "    for module in model.modules():\n"
+            "        if hasattr(module, 'reset_parameters'):\n"
+            "            module.reset_parameters()\n",
         ),
-        Edit("    else:\n        checkpointer.load_model(model)\n    \n", ""),
         Edit(
             "    if checkpointer.last_training_time is not None:\n        checkpointer.load_optim(model, optim)\n",
-            "    first = 0\n"
-            "    if checkpoint is not None:\n"
-            "        extra = load_sharded(checkpoint.to_directory(), model, optim)\n"
-            "        first = extra['step'] + 1\n"
-            "        torch.set_rng_state(extra['random'])\n",
+            "    state = TrainState(model, optim)\n",
         ),
-        Edit("for step in range(10):", "for step in range(first, 10):"),
+        Edit("for step in range(10):", "for step in range(state.steps, 10):"),
         Edit(
             "    checkpointer.save(model, optim)\n",
-            "        with tempfile.TemporaryDirectory() as directory:\n"
-            "            extra = {'step': step, 'random': torch.get_rng_state()}\n"
-            "            save_sharded(directory, model, optim, extra=extra)\n"
-            "            drivetrain.report({'step': step}, drivetrain.Checkpoint.from_directory(directory))\n",
+            "        state.step()\n        state.save({'step': step})\n",
         ),
     ),
     kill="1:6",
@@ -227,11 +223,10 @@ MNIST = Port(
         ),
     ),
     changes=(
-        Edit("import argparse\n", "import argparse\nimport drivetrain\nimport os\nimport tempfile\n"),
         Edit(
             "from torch.optim.lr_scheduler import StepLR\n",
             "from torch.optim.lr_scheduler import StepLR\n"
-            "from drivetrain_torch import prepare_data_loader, prepare_model\n",
+            "from drivetrain_torch import TrainState, prepare_data_loader, prepare_model\n",
         ),
         Edit(
             "DataLoader(dataset1,**train_kwargs)",
@@ -240,26 +235,11 @@ MNIST = Port(
         Edit("Net().to(device)", "prepare_model(Net())"),
         Edit(
             "    for epoch in range(1, args.epochs + 1):\n",
-            "    first = 1\n"
-            "    rank = drivetrain.get_context().get_world_rank()\n"
-            "    if checkpoint := drivetrain.get_checkpoint():\n"
-            "        state = torch.load(os.path.join(checkpoint.to_directory(), f'{rank}.pt'))\n"
-            "        model.load_state_dict(state['model'])\n"
-            "        optimizer.load_state_dict(state['optimizer'])\n"
-            "        scheduler.load_state_dict(state['scheduler'])\n"
-            "        torch.set_rng_state(state['random'])\n"
-            "        first = state['epoch'] + 1\n"
-            "    for epoch in range(first, args.epochs + 1):\n",
+            "    state = TrainState(model, optimizer, scheduler, loader=train_loader)\n"
+            "    for epoch in state.epochs(args.epochs):\n"
+            "        epoch += 1\n",
         ),
-        Edit(
-            "        scheduler.step()\n",
-            "        scheduler.step()\n"
-            "        state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(),\n"
-            "                 'scheduler': scheduler.state_dict(), 'random': torch.get_rng_state(), 'epoch': epoch}\n"
-            "        with tempfile.TemporaryDirectory() as directory:\n"
-            "            torch.save(state, os.path.join(directory, f'{rank}.pt'))\n"
-            "            drivetrain.report({'epoch': epoch}, drivetrain.Checkpoint.from_directory(directory))\n",
-        ),
+        Edit("        scheduler.step()\n", "        scheduler.step()\n        state.save({'epoch': epoch})\n"),
     ),
     kill="1:301",
 )
