@@ -2,9 +2,11 @@
 
 import functools
 import inspect
+from collections import Counter
 from typing import Any
 
 WORDS = 24
+VOCABULARY = 600
 
 
 @functools.cache
@@ -24,20 +26,19 @@ def lines(package: str) -> list[str]:
 def dataset(count: int = 256) -> tuple[list[dict[str, Any]], int]:
     """Return ``count`` examples that alternate between two packages, and the size of the vocabulary."""
     from tokenizers import Tokenizer
-    from tokenizers.models import WordPiece
+    from tokenizers.models import WordLevel
     from tokenizers.normalizers import Lowercase
     from tokenizers.pre_tokenizers import BertPreTokenizer
-    from tokenizers.trainers import WordPieceTrainer
 
     texts = {label: lines(package) for label, package in enumerate(("torch.nn", "sklearn.metrics"))}
-    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = Lowercase()
-    tokenizer.pre_tokenizer = BertPreTokenizer()
-    special = ["[PAD]", "[UNK]"]
-    everything = [text for label in texts for text in texts[label]]
-    tokenizer.train_from_iterator(
-        everything, WordPieceTrainer(vocab_size=600, special_tokens=special, show_progress=False)
-    )
+    normalizer, splitter = Lowercase(), BertPreTokenizer()
+    everything = normalizer.normalize_str("\n".join(text for label in texts for text in texts[label]))
+    counts = Counter(word for word, _ in splitter.pre_tokenize_str(everything))
+    # The trainers of tokenizers decide between equally common words at random, so the data would differ in each process.
+    words = sorted(counts, key=lambda word: (-counts[word], word))[: VOCABULARY - 2]
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     tokenizer.enable_truncation(WORDS)
     tokenizer.enable_padding(length=WORDS)
     examples = []

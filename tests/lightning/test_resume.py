@@ -97,6 +97,25 @@ def test_killed_run_ends_with_the_parameters_of_an_undisturbed_one(
     assert resumed_parameters == parameters
 
 
+def test_checkpoints_after_a_resume_contain_the_same_position(fit: Callable[..., Result]):
+    config = {"every": "epoch"}
+    undisturbed = fit(train, config)
+    killed = fit(train, {**config, "kill_at": STEPS + 3}, max_failures=1)
+    expected, positions = saved_positions(undisturbed), saved_positions(killed)
+    assert [position["epoch"] for position in expected] == [0, 1, 2]
+    assert positions == expected
+
+
+def saved_positions(result: Result) -> list[dict[str, Any]]:
+    """Return the position of the loader on rank 0 in each checkpoint."""
+    positions = []
+    for checkpoint, _ in result.best_checkpoints:
+        content = torch.load(Path(checkpoint.path, RayTrainReportCallback.CHECKPOINT_NAME), weights_only=False)
+        loader = content["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]
+        positions.append(loader["drivetrain_ranks"][0])
+    return positions
+
+
 def test_one_worker_reads_each_row_once_that_two_have_not_read(fit: Callable[..., Result]):
     undisturbed = fit(train, {"every": 2})
     by_step = {metrics["step"]: checkpoint for checkpoint, metrics in undisturbed.best_checkpoints}

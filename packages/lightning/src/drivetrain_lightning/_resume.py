@@ -91,6 +91,8 @@ class Resumption:
 
         if isinstance(loader, DataLoader) and not hasattr(loader, "state_dict") and _has_length(loader):
             loader = prepare_data_loader(loader, add_dist_sampler=False, move_to_device=False)
+            # Lightning loads the saved position only within an epoch.
+            loader.load_state_dict({**loader.state_dict(), "epoch": epoch})
         self._are_positions_known &= hasattr(loader, "repeated_rows")
         if isinstance(loader, DataLoader) and hasattr(loader, "state_dict"):
             _save_all_ranks(loader)
