@@ -60,14 +60,15 @@ def committed(world_size: int, *ranks: int) -> CommittedCheckpoint:
     )
 
 
-def test_only_the_first_checkpoint_waits_for_ranks_that_never_report() -> None:
+@pytest.mark.parametrize("ranks", [None, (0,)])
+def test_only_the_first_checkpoint_waits_for_ranks_that_never_report(ranks: tuple[int, ...] | None) -> None:
     driver = Driver(4)
 
-    assert driver.save(0, 1) == []
+    assert driver.save(0, 1, ranks=ranks) == []
     assert driver.wait(SHORT_WAIT_S / 2) == []
-    assert driver.save(0, 2) == []
+    assert driver.save(0, 2, ranks=ranks) == []
     assert driver.wait(SHORT_WAIT_S / 2) == [1, 2], "the ranks count as not contributing from now on"
-    assert driver.save(0, 3) == [3]
+    assert driver.save(0, 3, ranks=ranks) == [3]
 
 
 def test_short_wait_does_not_begin_before_all_ranks_are_in_the_train_function() -> None:

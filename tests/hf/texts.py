@@ -34,7 +34,7 @@ def dataset(count: int = 256) -> tuple[list[dict[str, Any]], int]:
     normalizer, splitter = Lowercase(), BertPreTokenizer()
     everything = normalizer.normalize_str("\n".join(text for label in texts for text in texts[label]))
     counts = Counter(word for word, _ in splitter.pre_tokenize_str(everything))
-    # The trainers of tokenizers decide between equally common words at random, so the data would differ in each process.
+    # The trainers of tokenizers decide between equally common words at random: each process would have other data.
     words = sorted(counts, key=lambda word: (-counts[word], word))[: VOCABULARY - 2]
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))

@@ -333,10 +333,9 @@ class PendingCheckpoints:
         """End the short wait of a checkpoint. Later ones do not wait for files of ranks that have never contributed."""
         for rank in () if expired.declared else expired.unsure:
             self._roles.exclude(rank, expired.number)
-        silent = expired.unsure - self._roles.unsure
-        expired.unsure = set()
-        for pending in self._waiting.values():
-            pending.unsure -= silent
+        late, expired.unsure = expired.unsure, set()
+        for pending in self._waiting.values():  # another one may still get files from those that contribute to some
+            pending.unsure -= late if pending.declared else late - self._roles.unsure
         self._changed.update(self._waiting)
 
     def close(self, kept: Collection[int]) -> list[PendingCheckpoint]:
