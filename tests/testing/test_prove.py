@@ -107,6 +107,13 @@ def test_equal_epochs_of_a_loader_that_shuffles_are_a_warning() -> None:
     assert "warning" not in "".join(run("right_torch", kills=1).notes)
 
 
+def test_resumes_only_between_epochs_are_noted() -> None:
+    noted = {
+        script: "start of an epoch" in "".join(run(script).notes) for script in ("same_order", "right_within_epochs")
+    }
+    assert noted == {"same_order": True, "right_within_epochs": False}
+
+
 def test_more_kills_and_another_seed() -> None:
     proof = run("right_plain", kills=4, seed=3)
 

@@ -109,7 +109,7 @@ class _Experiments:
         self, name: str, description: str, kills: Sequence[Kill] = (), *, probe: bool = False, change: str = ""
     ) -> JobRun:
         self.number += 1
-        self._tell(f"running {description}")
+        self._tell(f"run {2 + self.number}: {description}")
         return run_job(self._spec, name, kills=kills, probe=probe, change=change)
 
     def differ(self, one: JobRun, other: JobRun) -> bool:

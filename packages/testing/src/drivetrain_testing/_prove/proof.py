@@ -243,7 +243,7 @@ def prove_command(
             scaling={**({} if nodes is None else nodes.scaling), **({} if runtime is None else {"runtime": runtime})},
             nodes=nodes,
         )
-        tell("running the job undisturbed")
+        tell("run 1 of 2: undisturbed")
         undisturbed = run_job(spec, "undisturbed", is_followed=True)
         events = undisturbed.events
         spec = replace(spec, all_report=all(events.reports.get(rank) for rank in range(events.size)))
@@ -251,7 +251,7 @@ def prove_command(
         _check_nodes(undisturbed, nodes)
         victims = victims if resize is None else ("driver",)  # without which the number of workers does not change
         chosen = choose_kills(events, committed, kills, seed, victims)
-        tell(f"running it again, and killing {'; '.join(map(str, chosen))}")
+        tell(f"run 2 of 2: killing {'; '.join(map(str, chosen))}")
         disturbed = run_job(spec, "disturbed", kills=chosen, resize=resize)
         exact = resize is None or resize == events.size
         rules = Rules(
@@ -280,6 +280,7 @@ def _judge(
     comparison = _compare(undisturbed, disturbed, rules)
     causes, runs = [], 2
     if comparison.differences:
+        tell("the runs differ; looking for the cause with up to 7 further runs")
         diagnosis = diagnose(spec, undisturbed, disturbed, comparison, rules, resize=resize, tell=tell)
         causes, runs = diagnosis.causes, 2 + diagnosis.runs
     return Proof(
@@ -391,6 +392,18 @@ def _notes(undisturbed: JobRun, disturbed: JobRun, chosen: Sequence[Kill], compa
             "warning: the loader shuffles, but every epoch reads the rows in the same order. Pass it to "
             "TrainState(loader=...), or call loader.set_epoch(epoch) at the start of each epoch"
         )
+    if not comparison.differences and _resumed_only_between_epochs(disturbed):
+        yield (
+            "every resume was at the start of an epoch. To prove a resume within an epoch as well, let the script save "
+            "more often than once per epoch"
+        )
     others = len(os.listdir(undisturbed.directory / "runs")) - 1
     if others > 0:
         yield f"only the run of the first fit() was compared, not the {others} others of the script"
+
+
+def _resumed_only_between_epochs(run: JobRun) -> bool:
+    """Return True if each attempt after the first has begun with the first batch of an epoch, as far as is known."""
+    batches = run.events.batches.values()
+    first = [of_rank[start][0] for of_rank in batches for start in run.resumed_from if of_rank.get(start)]
+    return bool(first) and all(batch.number == 0 for batch in first)
