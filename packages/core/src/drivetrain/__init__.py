@@ -83,7 +83,19 @@ else:
             "StorageError TrainingFailedError WaitTimeoutError WorkerDiedError"
         ),
     }
-    __getattr__, __dir__ = lazy_names(__name__, _SOURCES, "config errors loggers plugin runs")
+
+    def _start_early() -> None:
+        """Fork the server of local workers if a script is importing what every run on several workers needs."""
+        from drivetrain._base.head import later_imports
+
+        if (modules := later_imports()) is not None:
+            from drivetrain._runtimes.ahead import fork_server
+
+            fork_server(modules)
+
+    __getattr__, __dir__ = lazy_names(
+        __name__, _SOURCES, "config errors loggers plugin runs", then={"ScalingConfig": _start_early}
+    )
 
 __all__ = [
     "BackendError",

@@ -221,7 +221,7 @@ def _exit_code_of_script(result: Result) -> int | None:
 
 
 def _run_as_driver(arguments: argparse.Namespace) -> NoReturn:
-    """Replace this process by ``python script.py``.
+    """Replace this process by one that runs the script like ``python script.py``, but imports each framework once.
 
     Raises:
         ConfigurationError: there are options that apply only to workers.
@@ -232,7 +232,8 @@ def _run_as_driver(arguments: argparse.Namespace) -> NoReturn:
             f"--{given[0].replace('_', '-')}: expected a script that runs on workers, got {arguments.target}, which "
             "runs once, as the driver, without an option about workers. Add --num-workers N, or remove the option"
         )
-    option = ["-m"] if arguments.module else []
+    code = "import sys; from drivetrain.plugin.drivers import run_script; run_script(sys.argv[1], sys.argv[2:])"
+    option = ["-m"] if arguments.module else ["-c", code]
     os.execv(sys.executable, [sys.executable, *option, arguments.target, *arguments.script_arguments])
 
 

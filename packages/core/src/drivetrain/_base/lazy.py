@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 __all__ = ["PUBLIC", "lazy_names", "publish"]
@@ -14,7 +15,10 @@ PUBLIC: dict[tuple[str, str], str] = {}
 
 
 def lazy_names(
-    facade: str, sources: Mapping[str, str], submodules: str = ""
+    facade: str,
+    sources: Mapping[str, str],
+    submodules: str = "",
+    then: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions ``__getattr__`` and ``__dir__`` for a module that re-exports names of other modules.
 
@@ -22,6 +26,7 @@ def lazy_names(
         facade: the name of the module that re-exports the names.
         sources: a mapping from the name of a module to the names to re-export from that module, separated by spaces.
         submodules: the names of submodules of the facade to import when they are first used, separated by spaces.
+        then: for a name, a function to call when it has first been used.
     """
     module_of = {name: module for module, names in sources.items() for name in names.split()}
     for name, module in module_of.items():
@@ -36,6 +41,8 @@ def lazy_names(
         else:
             raise _missing(facade, name)
         setattr(sys.modules[facade], name, value)
+        if name in then:
+            then[name]()
         return value
 
     def names() -> list[str]:

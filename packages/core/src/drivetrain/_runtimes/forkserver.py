@@ -35,9 +35,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, NoReturn
 
+from threadpoolctl import ThreadpoolController
+
 from drivetrain._base.processstate import interpreter_options
+from drivetrain._hooks.helpers import worker_threads
 from drivetrain._plugins.frameworks import load_frameworks, reseed
 from drivetrain._runtimes.parent import ProcessParent
 from drivetrain._runtimes.processes import fork_process
@@ -46,14 +50,16 @@ from drivetrain._worker.leaving import ExitHandlers, finish_process
 from drivetrain._worker.main import serve
 from drivetrain._worker.stacks import dump_stacks_on_signal
 
-__all__ = ["ForkRequest", "main", "receive", "send"]
+__all__ = ["ForkRequest", "forks_cleanly", "main", "receive", "send", "serve_driver"]
 
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
-_WARMUP_NICENESS = 5  # a lower priority than that of workers
 _SUCCESSOR_EXIT_S = 5.0
 _THREAD_EXIT_S = 1.0
 _CHECK_S = 0.01
+_WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Without this variable, importing pyarrow, directly or through pandas, would start a thread of its allocator. It is
+not passed to the workers, which get the driver's environment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +108,8 @@ def main(control_descriptor: int, own: Sequence[str], preload: Sequence[str], dr
     # workers share.
     gc.disable()
     server = _Server(socket.socket(fileno=control_descriptor), os.pidfd_open(driver_pid))
-    # Without this variable, importing pyarrow, directly or through pandas, would start a thread of its allocator. The
-    # variable is not passed to the workers, which get the driver's environment.
-    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    for name, value in _WITHOUT_THREADS.items():
+        os.environ.setdefault(name, value)
     _import_all(own)
     pkgutil.resolve_name("pkgutil:resolve_name")  # compiles a pattern; otherwise every worker would compile it
     culprit = _import_cleanly(preload)
@@ -122,6 +127,26 @@ def main(control_descriptor: int, own: Sequence[str], preload: Sequence[str], dr
     server.run()
 
 
+def serve_driver(control: socket.socket, driver_pid: int) -> NoReturn:
+    """Serve the driver from which this process has just been forked, like :func:`main`.
+
+    Args:
+        control: the connection to the driver.
+        driver_pid: the pid of the driver.
+    """
+    try:
+        gc.disable()
+        os.setsid()  # only the driver handles Ctrl-C in the terminal
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        sys.modules["__main__"] = ModuleType("__main__")  # instead of the script, which is at its head
+        server = _Server(control, os.pidfd_open(driver_pid))
+    except BaseException:
+        os._exit(1)
+    server.run()
+
+
 class _Server:
     """One server process.
 
@@ -136,6 +161,7 @@ class _Server:
         self._parent = ProcessParent(self._on_exit)
         self._tokens: dict[int, int] = {}  # by the pid of the worker
         self._successor: int | None = None  # its pidfd
+        self._pools: ThreadpoolController | None = None  # of the libraries that the driver has loaded
 
     def run(self) -> NoReturn:
         """Serve the driver until it exits or closes the connection. Then kill all children, and exit."""
@@ -167,6 +193,21 @@ class _Server:
             self._fork(message[1], message[2], descriptors)
         elif message[0] == "warm":
             self._fork_successor(message[1], descriptors[0])
+        elif message[0] == "prepare":
+            return self._prepare(*message[1:])
+        return True
+
+    def _prepare(self, own: Sequence[str], preload: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Import what the first group needs. Return False if a module has started threads."""
+        os.environ.clear()
+        os.environ.update({**_WITHOUT_THREADS, **environment})
+        _import_all(own)
+        if _import_cleanly(preload) is not None:
+            return False
+        load_frameworks()
+        # The driver has loaded the libraries, so they start as many threads as this machine has cores.
+        self._pools = ThreadpoolController()
+        self._send(("prepared",))
         return True
 
     def _fork_successor(self, modules: Sequence[str], control: int) -> None:
@@ -178,17 +219,18 @@ class _Server:
     def _succeed(self, modules: Sequence[str], control: int) -> NoReturn:
         self._control.close()
         server = _Server(socket.socket(fileno=control), self._driver)
+        server._pools = self._pools
         server.warm_up(modules)
         server.run()
 
     def warm_up(self, modules: Sequence[str]) -> None:
         """Import modules, and then tell the driver that this server is ready. Exit if the modules started threads."""
-        # A process cannot raise its own priority again. On Linux, a priority applies to a single thread.
-        importer = threading.Thread(target=_import_at_low_priority, args=(modules,))
+        # A process cannot leave the idle class again. On Linux, the class applies to a single thread.
+        importer = threading.Thread(target=_import_when_idle, args=(modules,))
         importer.start()
         importer.join()
         _wait_until_ended(importer)
-        if not _forks_cleanly():
+        if not forks_cleanly():
             os._exit(0)
         self._send(("ready",))
 
@@ -214,6 +256,8 @@ class _Server:
         os.environ.update(request.environment)
         os.chdir(request.working_directory)
         sys.path[:] = request.module_path
+        if self._pools is not None and (threads := worker_threads()) is not None:
+            _limit(self._pools, threads)
         reseed()
         handlers = ExitHandlers()
         with socket.socket(fileno=connection) as to_driver:
@@ -239,15 +283,21 @@ def _import_cleanly(names: Sequence[str]) -> str | None:
     """Import modules up to the first one that starts threads, and return its name; None if no module does."""
     for name in names:
         _import_all([name])
-        if not _forks_cleanly():
+        if not forks_cleanly():
             return name
     return None
 
 
-def _import_at_low_priority(names: Sequence[str]) -> None:
-    os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # on Linux, this affects only the calling thread
+def _import_when_idle(names: Sequence[str]) -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # on Linux, this affects only the calling thread
     _import_all(names)
     load_frameworks()
+
+
+def _limit(pools: ThreadpoolController, threads: int) -> None:
+    for pool in pools.lib_controllers:
+        if pool.num_threads > threads:  # a variable of the library itself may set fewer
+            pool.set_num_threads(threads)
 
 
 def _wait_until_ended(thread: threading.Thread) -> None:
@@ -257,7 +307,7 @@ def _wait_until_ended(thread: threading.Thread) -> None:
         time.sleep(_CHECK_S)
 
 
-def _forks_cleanly() -> bool:
+def forks_cleanly() -> bool:
     """Return True if this process has only one thread.
 
     If it has several, fork once and count again, because some libraries stop their threads on a fork.

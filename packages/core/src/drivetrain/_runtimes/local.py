@@ -23,14 +23,16 @@ from typing import TYPE_CHECKING
 from drivetrain._base.lazy import PUBLIC
 from drivetrain._base.processstate import interpreter_options
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._runtimes import forkserver
+from drivetrain._runtimes import ahead, forkserver
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
 from drivetrain._runtimes.output import OutputPipe
+from drivetrain._runtimes.processes import ForkedProcess
 from drivetrain._runtimes.resources import OomCounter, explain_exit, partition_gpus, threads_per_worker, visible_gpus
 from drivetrain._runtimes.stacks import collect_stacks
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.leaving import EXIT_LIMIT_S
+from drivetrain._worker.observer import OBSERVER
 from drivetrain._worker.output import open_log
 from drivetrain.errors import WaitTimeoutError, WorkerDiedError
 
@@ -60,28 +62,49 @@ def _public_modules() -> tuple[str, ...]:
 class _ServerHandle:
     """The driver's side of a fork server process."""
 
-    def __init__(self, key: object, preload: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, key: object, process: subprocess.Popen[bytes] | ForkedProcess, control: socket.socket) -> None:
         self.key = key
         self.owner = os.getpid()
         self.started = time.time()
         self.requested: set[int] = set()  # the tokens of the workers that the server has not forked yet
-        self.control, theirs = socket.socketpair()
+        self.control = control
+        self._process = process
+        self._warmed = False
+        self._successor: socket.socket | None = None  # the connection to a successor that is not in use yet
+        self._retired: socket.socket | None = None  # the connection to a server whose successor is in use
+        self._next_token = 0
+
+    @classmethod
+    def start(cls, key: object, preload: Sequence[str], environment: Mapping[str, str]) -> _ServerHandle:
+        """Start a server, which imports modules."""
+        control, theirs = socket.socketpair()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from drivetrain._runtimes import forkserver; "
             f"forkserver.main({theirs.fileno()}, {_public_modules()!r}, {tuple(preload)!r}, {os.getpid()})"
         )
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *interpreter_options(), "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=dict(environment),
                 start_new_session=True,  # only the driver handles Ctrl-C in the terminal
             )
-        self._warmed = False
-        self._successor: socket.socket | None = None  # the connection to a successor that is not in use yet
-        self._retired: socket.socket | None = None  # the connection to a server whose successor is in use
-        self._next_token = 0
+        return cls(key, process, control)
+
+    def prepare(self, preload: Sequence[str], environment: Mapping[str, str], *, timeout_s: float) -> bool:
+        """Make a server that was forked from this process import modules. Return False if workers need another one.
+
+        Args:
+            preload: the modules that the run names.
+            environment: the environment variables of the workers.
+            timeout_s: the time limit in seconds.
+        """
+        try:
+            self._send(("prepare", _public_modules(), tuple(preload), dict(environment)), (), timeout_s)
+            return _poll(self.control, select.POLLIN, timeout_s) and forkserver.receive(self.control) is not None
+        except OSError:
+            return False
 
     @property
     def alive(self) -> bool:
@@ -204,7 +227,7 @@ class ForkServers:
                 server.close()
         if reused is not None:
             reused.use_successor()
-        return reused or _ServerHandle(key, spec.preload, environment)
+        return reused or _early_server(key, spec, environment) or _ServerHandle.start(key, spec.preload, environment)
 
     def release(self, server: _ServerHandle) -> None:
         """Keep a server that its group no longer uses. If there are too many idle servers, close the oldest ones."""
@@ -222,6 +245,24 @@ class ForkServers:
         for server in idle:
             if server.owner == os.getpid():
                 server.close()
+
+
+def _early_server(key: object, spec: GroupSpec, environment: Mapping[str, str]) -> _ServerHandle | None:
+    """Return the server that was forked at the head of the script, unless an import would now do something else."""
+    early = ahead.take_server()
+    if early is None:
+        return None
+    server = _ServerHandle(key, ForkedProcess(early.pid), early.control)
+    differs = {
+        name
+        for name in environment.keys() | early.environment.keys()
+        if environment.get(name) != early.environment.get(name)
+        and (name.startswith(_INTERPRETER_VARIABLES) or (name in spec.environment and not name.startswith(OBSERVER)))
+    }
+    if differs or not server.prepare(spec.preload, environment, timeout_s=spec.start_timeout_s):
+        server.close()
+        return None
+    return server
 
 
 _kept_servers = ForkServers()

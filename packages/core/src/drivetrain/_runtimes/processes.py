@@ -7,12 +7,14 @@ import ctypes
 import os
 import select
 import signal
+import subprocess
 import time
 import warnings
 from typing import Protocol
 from weakref import WeakSet
 
 __all__ = [
+    "ForkedProcess",
     "adopt_orphans",
     "await_exit",
     "children",
@@ -36,6 +38,55 @@ def fork_process() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about threads, from 3.12 on
         return os.fork()
+
+
+class ForkedProcess:
+    """A child that this process has forked, with the methods of :class:`subprocess.Popen` that a server needs.
+
+    Args:
+        pid: its process id.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code; None if it is running."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit of the process, and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
+        """
+        if self.returncode is None and timeout is not None:
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(self.pid)
+                try:
+                    if not select.select([descriptor], [], [], timeout)[0]:
+                        raise subprocess.TimeoutExpired("fork server", timeout)
+                finally:
+                    os.close(descriptor)
+        code = self._reap(0)
+        assert code is not None
+        return code
+
+    def kill(self) -> None:
+        """Kill the process."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # other code of this process has reaped it
+                self.returncode = 0
+            else:
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
 
 
 class _Closable(Protocol):

@@ -7,6 +7,7 @@ from drivetrain._driver.controller import group_spec
 from drivetrain._driver.launch import require_process_state, resolve_runtime
 from drivetrain._driver.overrides import OVERRIDES
 from drivetrain._driver.policies import RetryBudget
+from drivetrain._runtimes.ahead import run_script
 from drivetrain._storage.timeline import add_note
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "group_spec",
     "require_process_state",
     "resolve_runtime",
+    "run_script",
 ]
 
 publish(__name__)

@@ -1,0 +1,120 @@
+"""The imports at the head of a script: those that precede every other statement."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+__all__ = ["HeadImport", "head_imports", "later_imports"]
+
+_INSTALLED = ("site-packages", "dist-packages")
+_OF_IMPORTS = ("drivetrain._base.lazy", "drivetrain._base.head", "drivetrain", "importlib._bootstrap")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadImport:
+    """An import statement at the head of a script.
+
+    Attributes:
+        first_line: the number of its first line.
+        last_line: the number of its last line.
+        modules: the names of the modules that it imports.
+    """
+
+    first_line: int
+    last_line: int
+    modules: tuple[str, ...]
+
+
+def later_imports() -> list[str] | None:
+    """Return the modules that the main script will import, if it is executing an import at its head; otherwise None."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if path is None or not path.endswith(".py"):
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in _OF_IMPORTS:
+        frame = frame.f_back
+    if frame is None or frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>":
+        return None
+    try:
+        head = head_imports(Path(path).read_bytes())
+    except OSError:
+        return None
+    line = frame.f_lineno
+    if not any(each.first_line <= line <= each.last_line for each in head):
+        return None
+    return [name for each in head if each.first_line > line for name in each.modules]
+
+
+def head_imports(source: bytes) -> list[HeadImport]:
+    """Return the imports of installed packages and of the standard library that precede every other statement.
+
+    The docstring, imports from ``__future__`` and ``if TYPE_CHECKING:`` do not end the head. Everything else does, such
+    as an assignment to ``os.environ``, because it may change what a later import does. So does the import of a module
+    that is not installed, because its code may do the same.
+    """
+    found = []
+    for number, statement in enumerate(_statements(source)):
+        if (number == 0 and _is_docstring(statement)) or _is_for_type_checkers(statement):
+            continue
+        modules = _imported(statement)
+        if modules is None or not all(map(_is_installed, modules)):
+            break
+        found.append(HeadImport(statement.lineno, statement.end_lineno or statement.lineno, modules))
+    return found
+
+
+def _statements(source: bytes) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return []
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _is_for_type_checkers(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.If) and not statement.orelse and ast.unparse(statement.test).endswith("TYPE_CHECKING")
+    )
+
+
+def _imported(statement: ast.stmt) -> tuple[str, ...] | None:
+    """Return the names of the modules that a statement imports; None if it is no import."""
+    if isinstance(statement, ast.Import):
+        return tuple(alias.name for alias in statement.names)
+    if isinstance(statement, ast.ImportFrom):
+        return (statement.module,) if statement.module and not statement.level else None
+    return None
+
+
+def _is_installed(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root in sys.stdlib_module_names or any(_is_in_site(place) for place in _places(root))
+
+
+def _is_in_site(place: str) -> bool:
+    return any(part in _INSTALLED for part in place.split(os.sep))
+
+
+def _places(root: str) -> Iterator[str]:
+    """Yield the paths of a module or package. Ours may be installed from a clone."""
+    try:
+        spec = sys.modules[root].__spec__ if root in sys.modules else importlib.util.find_spec(root)
+    except (ImportError, ValueError, AttributeError):
+        return
+    if spec is None:
+        return
+    if root.startswith("drivetrain"):
+        yield _INSTALLED[0]
+    yield from [spec.origin] if spec.origin else []
+    yield from spec.submodule_search_locations or ()

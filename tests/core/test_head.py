@@ -1,0 +1,184 @@
+"""Which imports of a script are made ahead of time, and a server that is forked at the head of the script."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain._base.head import head_imports
+from tests.support import PROCESS_LIMIT_S
+
+TRAIN = """
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+
+def train_func():
+    import threading
+
+    import drivetrain
+
+    context = drivetrain.get_context()
+    facts = {"draw": random.random(), "seen": sorted(heavy.seen), "threads": threading.active_count()}
+    facts |= {"main": sys.modules["__main__"].__name__, "variable": os.environ.get("SOME_VARIABLE")}
+    Path(sys.argv[1], f"rank{context.get_world_rank()}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train_func,
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+        run_config=RunConfig(storage_path=sys.argv[1], verbose=0, preload=["heavy"]),
+    ).fit()
+"""
+FROM_DRIVETRAIN = "from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import json\nimport os.path, random", [("json",), ("os.path", "random")]),
+        ('"""Text."""\nfrom __future__ import annotations\nfrom pytest import mark', [("__future__",), ("pytest",)]),
+        ("import json\nimport os\nos.environ['A'] = 'b'\nimport random", [("json",), ("os",)]),
+        ("import json\nif TYPE_CHECKING:\n    import a\nimport random", [("json",), ("random",)]),
+        ("import json\nif True:\n    import a\nimport random", [("json",)]),
+        ("try:\n    import json\nexcept ImportError:\n    pass", []),
+        ("import json\nfrom . import sibling\nimport random", [("json",)]),
+        ("import json\nimport a_module_that_does_not_exist\nimport random", [("json",)]),
+        ("from drivetrain import (\n    RunConfig,\n)", [("drivetrain",)]),
+        ("import json\nthis is no Python", []),
+    ],
+)
+def test_head_ends_at_the_first_other_statement(source: str, expected: list[tuple[str, ...]]) -> None:
+    assert [each.modules for each in head_imports(source.encode())] == expected
+
+
+def test_head_ends_at_a_module_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_module.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [each.modules for each in head_imports(b"import json\nimport my_own_module\nimport random")] == [("json",)]
+
+
+@pytest.fixture
+def heavy(tmp_path: Path) -> Path:
+    """An installed module that records the processes that import it."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    code = "import os, threading\nseen = {os.getpid()}\nwith open(os.environ['IMPORTS'], 'a') as file:\n"
+    code += "    file.write(f'{os.getpid()}\\n')\n"
+    (site / "heavy.py").write_text(code)
+    return site
+
+
+def run(tmp_path: Path, head: str, *, command: str = "python") -> tuple[list[dict[str, Any]], list[int]]:
+    """Run a script with these first lines. Return what its two ranks return, and who has imported ``heavy``."""
+    script, imports = tmp_path / "train.py", tmp_path / "imports"
+    script.write_text(head + TRAIN)
+    launcher = [sys.executable] if command == "python" else [str(Path(sys.executable).with_name("drivetrain")), "run"]
+    separator = [] if command == "python" else ["--"]
+    finished = subprocess.run(
+        [*launcher, str(script), *separator, str(tmp_path / "runs")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages"), "IMPORTS": str(imports)},
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert not finished.stderr
+    assert not finished.stdout
+    ranks = [json.loads((tmp_path / "runs" / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return ranks, [int(line) for line in imports.read_text().split()]
+
+
+@pytest.mark.parametrize("command", ["python", "drivetrain run"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(f"import heavy\n{FROM_DRIVETRAIN}\n", id="before drivetrain"),
+        pytest.param(f"{FROM_DRIVETRAIN}\nimport heavy\n", id="after drivetrain"),
+    ],
+)
+def test_module_at_the_head_is_imported_once_for_driver_and_workers(
+    tmp_path: Path, heavy: Path, head: str, command: str
+) -> None:
+    ranks, imports = run(tmp_path, head, command=command)
+
+    assert len(imports) == 1
+    assert [each["seen"] for each in ranks] == [imports, imports]
+    assert ranks[0]["draw"] != ranks[1]["draw"]
+    assert {each["main"] for each in ranks} == {"__main__"}
+
+
+@pytest.mark.parametrize("command", ["python", "drivetrain run"])
+def test_variables_that_the_script_sets_before_an_import_act_in_it(tmp_path: Path, heavy: Path, command: str) -> None:
+    head = f"import os\nos.environ['SOME_VARIABLE'] = 'value'\nimport heavy\n{FROM_DRIVETRAIN}\n"
+    (heavy / "heavy.py").write_text(
+        (heavy / "heavy.py").read_text() + "assert os.environ['SOME_VARIABLE'] == 'value'\n"
+    )
+
+    ranks, imports = run(tmp_path, head, command=command)
+
+    assert len(imports) == 2, "in the driver, and in the server that fit() has started"
+    assert {each["variable"] for each in ranks} == {"value"}
+
+
+def test_variables_that_the_script_sets_later_reach_the_workers(tmp_path: Path, heavy: Path) -> None:
+    ranks, imports = run(
+        tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\nimport os\nos.environ['SOME_VARIABLE'] = 'value'\n"
+    )
+
+    assert len(imports) == 1
+    assert {each["variable"] for each in ranks} == {"value"}
+
+
+def test_variable_of_the_interpreter_requires_a_new_server(tmp_path: Path, heavy: Path) -> None:
+    _, imports = run(tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\nimport os\nos.environ['PYTHONHASHSEED'] = '1'\n")
+
+    assert len(imports) == 2
+
+
+@pytest.mark.parametrize("command", ["python", "drivetrain run"])
+def test_process_with_threads_is_not_forked(tmp_path: Path, heavy: Path, command: str) -> None:
+    code = (heavy / "heavy.py").read_text() + "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (heavy / "heavy.py").write_text(code)
+
+    ranks, imports = run(tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\n", command=command)
+
+    # The driver, the server that finds the thread and starts again without the module, and the two workers.
+    assert len(imports) == 4
+    assert all(len(each["seen"]) == 1 for each in ranks)
+
+
+def test_server_ends_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"{FROM_DRIVETRAIN}\nfrom drivetrain._runtimes import ahead\nimport time\n"
+        "print(ahead.take_server().pid, flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        server = os.pidfd_open(int(driver.stdout.readline()))
+        driver.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while _is_running(server) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _is_running(server)
+    os.close(server)
+
+
+def _is_running(pidfd: int) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return False
+    return True
