@@ -13,6 +13,7 @@ NAMES = (
         "loggers",
         "end",
         "start_local",
+        "start_script",
         "start_ray",
         "warm_trainer",
         "memory",

@@ -48,6 +48,7 @@ class Job:
         script: its file in ``benchmarks/jobs``.
         arguments: its options.
         launcher: arguments between the interpreter and the script, such as ``("-m", "torch.distributed.run")``.
+        separator: arguments between the script and its options.
         environment: variables in addition to this process's.
         hold: measure the job's memory once this many workers have stamped ``held``; they wait until that is done.
         exit_code: the expected exit code.
@@ -57,6 +58,7 @@ class Job:
     script: str
     arguments: Mapping[str, object] = field(default_factory=dict)
     launcher: Sequence[str] = ()
+    separator: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     hold: int = 0
     exit_code: int = 0
@@ -233,7 +235,7 @@ class Bench:
         directory = self.directory / str(self._count)
         directory.mkdir(parents=True)
         stamps, release = directory / "stamps", directory / "release"
-        command = [sys.executable, *job.launcher, str(JOBS / job.script), *job.options]
+        command = [sys.executable, *job.launcher, str(JOBS / job.script), *job.separator, *job.options]
         command += ["--stamps", str(stamps), "--storage", str(directory / "storage")]
         if job.hold:
             command += ["--hold", str(release)]
