@@ -13,7 +13,6 @@ import pytest
 import drivetrain
 from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain._hooks.backend import NoBackend
-from drivetrain._runtimes import local
 from drivetrain.plugin import Backend
 from tests.support import open_pipe, send_line, wait_until_exited
 
@@ -160,54 +159,14 @@ class Warms(NoBackend):
         self.warmup = modules
 
 
-def wait_for_successor(server: int) -> int:
-    """Wait until the successor of a server has sent that it is ready."""
-    (kept,) = [kept for kept in local._kept_servers._idle if kept._process.pid == server]
-    assert kept._successor is not None
-    assert select.select([kept._successor], [], [], 30)[0]
-    return server
-
-
-def test_workers_of_the_second_group_are_forked_from_a_server_with_the_warmup_modules(tmp_path, write_module):
-    write_module("preloaded_later", "")
-    backend = Warms("preloaded_later")
+def test_warmup_modules_are_imported_before_the_first_group(tmp_path, write_module):
+    write_module("preloaded_first", "")
+    write_module("preloaded_second", "import sys; assert 'preloaded_first' in sys.modules")
+    backend = Warms("preloaded_second")
+    backend.preload = ("preloaded_first",)
     first, modules = fit(server_and_modules, tmp_path, backend).return_value
-    assert modules == []
-    wait_for_successor(first)
-    second, modules = fit(server_and_modules, tmp_path, backend).return_value
-    assert second != first
-    assert modules == ["preloaded_later"]
-
-
-def test_second_group_does_not_wait_for_the_imports_of_the_warmup(tmp_path, write_module):
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    write_module("preloaded_slow", f"open({str(gate)!r}).close()")
-    backend = Warms("preloaded_slow")
-    first, _ = fit(server_and_modules, tmp_path, backend).return_value
-    second, modules = fit(server_and_modules, tmp_path, backend).return_value
-    assert (second, modules) == (first, [])
-    gate.write_text("")
-    wait_for_successor(first)
-    third, modules = fit(server_and_modules, tmp_path, backend).return_value
-    assert third != first
-    assert modules == ["preloaded_slow"]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os; os.kill(os.getpid(), 9)",
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
-    ],
-)
-def test_warmup_module_that_ends_the_process_or_starts_a_thread_is_not_used(tmp_path, write_module, source):
-    write_module("preloaded_unfit", source)
-    backend = Warms("preloaded_unfit")
-    first, _ = fit(server_and_modules, tmp_path, backend).return_value
-    wait_for_successor(first)
-    for _ in range(2):
-        assert fit(server_and_modules, tmp_path, backend).return_value == (first, [])
+    assert modules == ["preloaded_first", "preloaded_second"]
+    assert fit(server_and_modules, tmp_path, backend).return_value == (first, modules)
 
 
 def test_idle_server_that_was_killed_is_replaced(tmp_path):
@@ -218,51 +177,35 @@ def test_idle_server_that_was_killed_is_replaced(tmp_path):
     assert second != first
 
 
-def test_killing_the_driver_ends_the_successor_and_the_workers_forked_from_it(tmp_path):
+def test_killing_the_driver_ends_the_server_and_the_workers_forked_from_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(KILLED_DRIVER)
-    (tmp_path / "preloaded_quick.py").write_text("")
     os.mkfifo(tmp_path / "processes")
     driver = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path)
     processes = [int(pid) for pid in (tmp_path / "processes").read_text().split()]
     driver.kill()
     driver.wait()
-    assert len(processes) == 4
+    assert len(processes) == 3
     wait_until_exited(processes)
 
 
 KILLED_DRIVER = """
-import os, select, subprocess, sys, time
+import os, subprocess, time
 from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
-from drivetrain._hooks.backend import NoBackend
-from drivetrain._runtimes import local
-from drivetrain._runtimes import local
 
 
-class Warms(NoBackend):
-    warmup = ("preloaded_quick",)
+def train():
+    child = subprocess.Popen(["sleep", "100"])
+    with open("processes", "w") as file:
+        file.write(f"{os.getpid()} {child.pid} {os.getppid()}")
+    time.sleep(100)
 
 
-def train(config):
-    if config["sleep"]:
-        child = subprocess.Popen(["sleep", "100"])
-        with open(f"/proc/{os.getppid()}/stat") as file:
-            server = file.read().rpartition(")")[2].split()[1]
-        with open("processes", "w") as file:
-            file.write(f"{os.getpid()} {child.pid} {os.getppid()} {server}")
-        time.sleep(100)
-
-
-for sleep in (False, True):
-    DataParallelTrainer(
-        train,
-        train_loop_config={"sleep": sleep},
-        backend_config=Warms(),
-        scaling_config=ScalingConfig(num_workers=1, runtime="local"),
-        run_config=RunConfig(storage_path=os.getcwd(), verbose=0),
-    ).fit()
-    (kept,) = local._kept_servers._idle
-    assert select.select([kept._successor], [], [], 30)[0]
+DataParallelTrainer(
+    train,
+    scaling_config=ScalingConfig(num_workers=1, runtime="local"),
+    run_config=RunConfig(storage_path=os.getcwd(), verbose=0),
+).fit()
 """
 
 

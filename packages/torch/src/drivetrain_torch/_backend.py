@@ -22,7 +22,7 @@ from drivetrain.plugin.backends import (
     worker_threads,
 )
 from drivetrain_torch._devices import cuda_indices, get_devices
-from drivetrain_torch._framework import group_variables
+from drivetrain_torch._framework import WARMUP, group_variables
 
 __all__ = ["JoinedGroup", "TorchBackend", "TorchXLABackend", "joined_group"]
 
@@ -76,8 +76,7 @@ class TorchBackend(Backend):
 
     name = "torch"
     preload = ("torch", "torch.distributed", "torch.distributed.nn")
-    # The first DistributedDataParallel or optimizer that a process creates imports torch's whole compiler.
-    warmup = ("sympy", "drivetrain_torch._warmup", "torch.distributed.fsdp")
+    warmup = WARMUP
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Start the store on rank 0, and return its address and the visible GPUs for every rank.

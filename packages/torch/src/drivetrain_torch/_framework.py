@@ -15,7 +15,13 @@ from drivetrain_torch._devices import get_devices
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TorchFramework", "group_variables"]
+__all__ = ["WARMUP", "TorchFramework", "group_variables"]
+
+WARMUP = ("torch.distributed.nn", "sympy", "drivetrain_torch._warmup", "torch.distributed.fsdp")
+"""What a training imports with its first ``DistributedDataParallel`` or optimizer: torch's whole compiler.
+
+``torch.distributed.nn`` comes first, because it must be imported before there is a process group.
+"""
 
 _OF_PROCESS = (
     ("torch.distributed", "ProcessGroup"),
@@ -31,6 +37,8 @@ _OF_PROCESS = (
 
 class TorchFramework(Framework):
     """Seeds PyTorch's generators, and knows the objects that contain a process group or a rank."""
+
+    warmup = WARMUP
 
     def reseed(self) -> None:
         """Seed the default generators. Those of an accelerator that is not initialized are seeded when it is."""

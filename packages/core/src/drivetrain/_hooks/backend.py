@@ -71,8 +71,9 @@ class Backend(ABC):
         name: the backend's name in messages.
         preload: names of modules to import before workers are started, once for all workers if the runtime supports
             that. The modules must not start threads or use an accelerator.
-        warmup: names of further modules to import in advance, so that later starts are faster. The first start does not
-            wait for these imports. The modules must not start threads or use an accelerator.
+        warmup: names of further modules that a training imports soon after its start. A runtime that imports modules
+            once for all workers imports these as well, before the workers are started. On another runtime, only
+            processes that are started ahead of time import them. They must not start threads or use an accelerator.
         preload_environment: prefixes of the names of environment variables that the modules above may read on import.
             If such a variable changes, the next start imports the modules again. The default matches every variable.
         environment: environment variables that every worker has before it imports anything. They replace variables of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,7 +12,14 @@ __all__ = ["Framework"]
 
 
 class Framework:
-    """Describes a framework. A plugin derives a class from it, and implements the methods that the framework needs."""
+    """Describes a framework. A plugin derives a class from it, and implements the methods that the framework needs.
+
+    Attributes:
+        warmup: names of modules that a training imports soon after its start. They are imported once for all local
+            workers. They must not start threads or initialize an accelerator.
+    """
+
+    warmup: Sequence[str] = ()
 
     def reseed(self) -> None:
         """Seed the global random generators from the operating system, as in a new process.

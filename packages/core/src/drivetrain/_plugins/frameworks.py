@@ -38,11 +38,14 @@ _known: dict[str, Framework | None] = {}
 """The frameworks whose plugins are loaded, by their root module; None for a plugin that cannot be loaded."""
 
 
-def load_frameworks() -> None:
-    """Load the plugins of the frameworks that this process has imported. A plugin that cannot be loaded is ignored."""
-    for name in _installed():
-        if name in sys.modules:
-            _load(name)
+def load_frameworks() -> list[str]:
+    """Load the plugins of the frameworks that this process has imported. A plugin that cannot be loaded is ignored.
+
+    Returns:
+        The modules that a training with these frameworks imports soon after its start.
+    """
+    found = [_load(name) for name in _installed() if name in sys.modules]
+    return [module for framework in found if framework is not None for module in framework.warmup]
 
 
 def _installed() -> list[str]:

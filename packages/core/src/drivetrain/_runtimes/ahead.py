@@ -4,6 +4,9 @@ A script imports its framework at its top. A server that is started later, by ``
 which takes longer than everything else before the training. A process that is forked at the head of the script has the
 modules already, and nothing else: the script has not executed any other statement yet.
 
+While the driver continues, the server imports what the frameworks need for their first step: see
+:attr:`~drivetrain.plugin.Framework.warmup`.
+
 A fork has only the thread that called it. So there is no such server if a module has started a thread that does not
 end at a fork. It is started by ``fit()`` in this case, and also if the script is not executed as the main module, or
 imports modules that are not installed before drivetrain.

@@ -11,11 +11,6 @@ left, the server kills these children.
 
 The server communicates with the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the
 worker's file descriptors. The server sends ``("forked", token, pid)`` and ``("exited", token, exit code)``.
-
-A group may need modules that its workers import later anyway, such as a part of the framework. The driver sends
-``("warm", modules)`` with a socket, and the server forks a successor, which imports these modules and then sends
-``("ready",)`` over that socket. The driver forks the workers of later groups from the successor. Until the successor is
-ready, the driver continues to use the first server, so no group waits for these imports.
 """
 
 from __future__ import annotations
@@ -30,8 +25,6 @@ import select
 import socket
 import struct
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,9 +47,6 @@ __all__ = ["ForkRequest", "forks_cleanly", "main", "receive", "send", "serve_dri
 
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
-_SUCCESSOR_EXIT_S = 5.0
-_THREAD_EXIT_S = 1.0
-_CHECK_S = 0.01
 _WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Without this variable, importing pyarrow, directly or through pandas, would start a thread of its allocator. It is
 not passed to the workers, which get the driver's environment."""
@@ -141,7 +131,10 @@ def serve_driver(control: socket.socket, driver_pid: int) -> NoReturn:
         os.dup2(null, 0)
         os.close(null)
         sys.modules["__main__"] = ModuleType("__main__")  # instead of the script, which is at its head
+        os.environ.update(_WITHOUT_THREADS)
         server = _Server(control, os.pidfd_open(driver_pid))
+        if _import_cleanly(load_frameworks()) is not None:
+            os._exit(1)  # then fit() starts another server
     except BaseException:
         os._exit(1)
     server.run()
@@ -160,7 +153,6 @@ class _Server:
         self._driver = driver
         self._parent = ProcessParent(self._on_exit)
         self._tokens: dict[int, int] = {}  # by the pid of the worker
-        self._successor: int | None = None  # its pidfd
         self._pools: ThreadpoolController | None = None  # of the libraries that the driver has loaded
 
     def run(self) -> NoReturn:
@@ -170,8 +162,6 @@ class _Server:
             self._loop()
         finally:
             self._parent.close()
-            if self._successor is not None:  # it would die with this process before it has killed its children
-                select.select([self._successor], [], [], _SUCCESSOR_EXIT_S)
             os._exit(0)
 
     def _loop(self) -> None:
@@ -191,8 +181,6 @@ class _Server:
         message, descriptors = received
         if message[0] == "fork":
             self._fork(message[1], message[2], descriptors)
-        elif message[0] == "warm":
-            self._fork_successor(message[1], descriptors[0])
         elif message[0] == "prepare":
             return self._prepare(*message[1:])
         return True
@@ -210,30 +198,6 @@ class _Server:
         self._send(("prepared",))
         return True
 
-    def _fork_successor(self, modules: Sequence[str], control: int) -> None:
-        pid = self._parent.fork_other(partial(self._succeed, modules, control))
-        os.close(control)
-        with contextlib.suppress(ProcessLookupError):  # it has exited already
-            self._successor = os.pidfd_open(pid)
-
-    def _succeed(self, modules: Sequence[str], control: int) -> NoReturn:
-        self._control.close()
-        server = _Server(socket.socket(fileno=control), self._driver)
-        server._pools = self._pools
-        server.warm_up(modules)
-        server.run()
-
-    def warm_up(self, modules: Sequence[str]) -> None:
-        """Import modules, and then tell the driver that this server is ready. Exit if the modules started threads."""
-        # A process cannot leave the idle class again. On Linux, the class applies to a single thread.
-        importer = threading.Thread(target=_import_when_idle, args=(modules,))
-        importer.start()
-        importer.join()
-        _wait_until_ended(importer)
-        if not forks_cleanly():
-            os._exit(0)
-        self._send(("ready",))
-
     def _fork(self, token: int, request: ForkRequest, descriptors: Sequence[int]) -> None:
         gc.freeze()
         pid = self._parent.fork_worker(partial(self._serve, request, descriptors))
@@ -247,8 +211,6 @@ class _Server:
         gc.enable()
         self._control.close()
         os.close(self._driver)
-        if self._successor is not None:
-            os.close(self._successor)
         connection, output, stacks = descriptors
         _redirect(output)
         dump_stacks_on_signal(stacks)
@@ -288,23 +250,10 @@ def _import_cleanly(names: Sequence[str]) -> str | None:
     return None
 
 
-def _import_when_idle(names: Sequence[str]) -> None:
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # on Linux, this affects only the calling thread
-    _import_all(names)
-    load_frameworks()
-
-
 def _limit(pools: ThreadpoolController, threads: int) -> None:
     for pool in pools.lib_controllers:
         if pool.num_threads > threads:  # a variable of the library itself may set fewer
             pool.set_num_threads(threads)
-
-
-def _wait_until_ended(thread: threading.Thread) -> None:
-    """Wait until the kernel has ended a thread. On a busy machine, this may be later than the end of ``join()``."""
-    deadline = time.monotonic() + _THREAD_EXIT_S
-    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
-        time.sleep(_CHECK_S)
 
 
 def forks_cleanly() -> bool:

@@ -69,9 +69,6 @@ class _ServerHandle:
         self.requested: set[int] = set()  # the tokens of the workers that the server has not forked yet
         self.control = control
         self._process = process
-        self._warmed = False
-        self._successor: socket.socket | None = None  # the connection to a successor that is not in use yet
-        self._retired: socket.socket | None = None  # the connection to a server whose successor is in use
         self._next_token = 0
 
     @classmethod
@@ -122,28 +119,6 @@ class _ServerHandle:
         self.requested.add(self._next_token)
         return self._next_token
 
-    def warm(self, modules: Sequence[str], *, timeout_s: float) -> None:
-        """Make a successor of the server import further modules. Only the first call has an effect.
-
-        Raises:
-            OSError: the server has exited, or did not receive the request in time.
-        """
-        if not self._warmed and modules:
-            self._successor, theirs = socket.socketpair()
-            with theirs:
-                self._send(("warm", tuple(modules)), (theirs.fileno(),), timeout_s)
-        self._warmed = True
-
-    def use_successor(self) -> None:
-        """If the server's successor is ready, fork later workers from it. Call this while there are no workers."""
-        if self._successor is None or not _poll(self._successor, select.POLLIN, 0.0):
-            return
-        successor, self._successor = self._successor, None
-        if forkserver.receive(successor) is None:  # it has exited
-            successor.close()
-            return
-        self._retired, self.control = self.control, successor
-
     def close(self, *, wait_s: float = 0.0) -> None:
         """Kill the server. The kernel then kills the server's remaining workers.
 
@@ -151,9 +126,7 @@ class _ServerHandle:
             wait_s: seconds to wait before that. In this time, the server kills its workers and the processes that they
                 have started, and exits. A server with pending requests is busy importing, and is killed at once.
         """
-        for connection in (self.control, self._successor, self._retired):
-            if connection is not None:
-                connection.close()
+        self.control.close()
         try:
             if wait_s and not self.requested:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -225,8 +198,6 @@ class ForkServers:
         for server in idle:
             if server is not reused and server not in fitting:
                 server.close()
-        if reused is not None:
-            reused.use_successor()
         return reused or _early_server(key, spec, environment) or _ServerHandle.start(key, spec.preload, environment)
 
     def release(self, server: _ServerHandle) -> None:
@@ -341,13 +312,6 @@ class LocalGroup(ConnectedGroup):
                 )
             ranks = [self._ranks[token] for token in self._server.requested]
             self.wait("the processes of ranks {ranks} to start", ranks)
-
-    def warm(self) -> None:
-        """Make the server prepare for later groups. See :attr:`~drivetrain.plugin.Backend.warmup`."""
-        try:
-            self._server.warm(self._spec.warmup, timeout_s=self.remaining_s)
-        except OSError:  # the next group needs a new server; this one notices if its workers exit too
-            self.broken = True
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.plugin.Group.stacks`."""
@@ -619,6 +583,7 @@ class LocalRuntime(Runtime):
 
         After Ctrl-C, send SIGTERM first, and wait up to three seconds before killing the workers.
         """
+        spec = replace(spec, preload=(*spec.preload, *spec.warmup))
         environment = _environment(spec)
         server = self._servers.acquire(spec, environment)
         group: LocalGroup | None = None
@@ -626,7 +591,6 @@ class LocalRuntime(Runtime):
         try:
             group = LocalGroup(spec, server, environment, self._visible_gpus())
             group.start()
-            group.warm()
             yield group
         except KeyboardInterrupt:
             grace_s = _GRACE_S

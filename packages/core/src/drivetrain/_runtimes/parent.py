@@ -85,17 +85,6 @@ class ProcessParent:
         self.workers.add(pid)
         return pid
 
-    def fork_other(self, run: Callable[[], NoReturn]) -> int:
-        """Fork a process that is not a worker, and is not killed when no worker is left."""
-        parent = os.getpid()
-        pid = fork_process()
-        if pid == 0:
-            die_with_parent(parent)
-            self._leave_to_child()
-            run()
-        self._own_children.add(pid)
-        return pid
-
     def close(self) -> None:
         """Kill the workers, and everything that they have started."""
         for pid in self.workers:
