@@ -83,19 +83,9 @@ else:
             "StorageError TrainingFailedError WaitTimeoutError WorkerDiedError"
         ),
     }
-
-    def _start_early() -> None:
-        """Fork the server of local workers if a script is importing what every run on several workers needs."""
-        from drivetrain._base.head import later_imports
-
-        if (modules := later_imports()) is not None:
-            from drivetrain._runtimes.ahead import fork_server
-
-            fork_server(modules)
-
-    __getattr__, __dir__ = lazy_names(
-        __name__, _SOURCES, "config errors loggers plugin runs", then={"ScalingConfig": _start_early}
-    )
+    # A script that imports this name needs workers.
+    _THEN = {"ScalingConfig": "drivetrain._runtimes.early:fork_server_at_head"}
+    __getattr__, __dir__ = lazy_names(__name__, _SOURCES, "config errors loggers plugin runs", then=_THEN)
 
 __all__ = [
     "BackendError",

@@ -14,7 +14,7 @@ from types import FrameType
 __all__ = ["HeadImport", "head_imports", "later_imports"]
 
 _INSTALLED = ("site-packages", "dist-packages")
-_OF_IMPORTS = ("drivetrain._base.lazy", "drivetrain._base.head", "drivetrain", "importlib._bootstrap")
+_OF_IMPORTS = ("drivetrain._runtimes.early", "drivetrain._base.lazy", "importlib._bootstrap")
 
 
 @dataclass(frozen=True, slots=True)

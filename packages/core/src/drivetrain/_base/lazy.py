@@ -18,7 +18,7 @@ def lazy_names(
     facade: str,
     sources: Mapping[str, str],
     submodules: str = "",
-    then: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    then: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions ``__getattr__`` and ``__dir__`` for a module that re-exports names of other modules.
 
@@ -26,7 +26,7 @@ def lazy_names(
         facade: the name of the module that re-exports the names.
         sources: a mapping from the name of a module to the names to re-export from that module, separated by spaces.
         submodules: the names of submodules of the facade to import when they are first used, separated by spaces.
-        then: for a name, a function to call when it has first been used.
+        then: for a name, the ``module:function`` to call when it is first used.
     """
     module_of = {name: module for module, names in sources.items() for name in names.split()}
     for name, module in module_of.items():
@@ -42,7 +42,8 @@ def lazy_names(
             raise _missing(facade, name)
         setattr(sys.modules[facade], name, value)
         if name in then:
-            then[name]()
+            module, _, function = then[name].partition(":")
+            getattr(import_module(module), function)()
         return value
 
     def names() -> list[str]:

@@ -87,7 +87,7 @@ def fork_server(modules: Sequence[str]) -> None:
     Args:
         modules: the modules at the head of the script that are not imported yet.
     """
-    if _forked:  # also in a worker, which has inherited this list
+    if _forked or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0":  # a worker has inherited this list
         return
     _import_all(modules)
     if _uses_accelerator() or not forkserver.forks_cleanly():
