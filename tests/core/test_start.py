@@ -20,7 +20,8 @@ from drivetrain import (
     TrainingFailedError,
     WaitTimeoutError,
 )
-from drivetrain._runtimes.local import ForkServers, LocalRuntime
+from drivetrain._runtimes.local import LocalRuntime
+from drivetrain._runtimes.servers import ForkServers
 from drivetrain.plugin import Backend
 from drivetrain.plugin.backends import WorkerGroup
 from tests.support import Pipe, open_pipe, send_line, wait_for_release, wait_until_exited

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import importlib.util
 import math
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,31 +16,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain._base.lazy import PUBLIC
-from drivetrain._base.processstate import interpreter_options
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._runtimes import ahead, forkserver
+from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
 from drivetrain._runtimes.output import OutputPipe
-from drivetrain._runtimes.processes import ForkedProcess
 from drivetrain._runtimes.resources import OomCounter, explain_exit, partition_gpus, threads_per_worker, visible_gpus
+from drivetrain._runtimes.servers import ForkServers, ServerHandle, kept_servers, wait_for
 from drivetrain._runtimes.stacks import collect_stacks
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.leaving import EXIT_LIMIT_S
-from drivetrain._worker.observer import OBSERVER
 from drivetrain._worker.output import open_log
 from drivetrain.errors import WaitTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
 
-__all__ = ["ForkServers", "LocalRuntime"]
+__all__ = ["LocalRuntime"]
 
 _END_WAIT_S = 10.0
 _CLOSE_WAIT_S = 1.0
 _DEATH_WAIT_S = 2.0
-_INTERPRETER_VARIABLES = ("PYTHON", "LD_", "MALLOC_")
 _GRACE_S = 3.0
 _MAX_STARTING = 32
 """The number of workers that may be requested from the server before it has forked them.
@@ -52,192 +44,6 @@ _MAX_STARTING = 32
 The driver and the server would block each other if both waited for space in a buffer. This number of messages always
 fits into the buffers of their sockets.
 """
-
-
-def _public_modules() -> tuple[str, ...]:
-    """Return the modules that train functions and plugins use through a module that re-exports their names."""
-    return tuple(dict.fromkeys([*(module for module, _ in PUBLIC), *PUBLIC.values()]))
-
-
-class _ServerHandle:
-    """The driver's side of a fork server process."""
-
-    def __init__(self, key: object, process: subprocess.Popen[bytes] | ForkedProcess, control: socket.socket) -> None:
-        self.key = key
-        self.owner = os.getpid()
-        self.started = time.time()
-        self.requested: set[int] = set()  # the tokens of the workers that the server has not forked yet
-        self.control = control
-        self._process = process
-        self._next_token = 0
-
-    @classmethod
-    def start(cls, key: object, preload: Sequence[str], environment: Mapping[str, str]) -> _ServerHandle:
-        """Start a server, which imports modules."""
-        control, theirs = socket.socketpair()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from drivetrain._runtimes import forkserver; "
-            f"forkserver.main({theirs.fileno()}, {_public_modules()!r}, {tuple(preload)!r}, {os.getpid()})"
-        )
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, *interpreter_options(), "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=dict(environment),
-                start_new_session=True,  # only the driver handles Ctrl-C in the terminal
-            )
-        return cls(key, process, control)
-
-    def prepare(self, preload: Sequence[str], environment: Mapping[str, str], *, timeout_s: float) -> bool:
-        """Make a server that was forked from this process import modules. Return False if workers need another one.
-
-        Args:
-            preload: the modules that the run names.
-            environment: the environment variables of the workers.
-            timeout_s: the time limit in seconds.
-        """
-        try:
-            self._send(("prepare", _public_modules(), tuple(preload), dict(environment)), (), timeout_s)
-            return _poll(self.control, select.POLLIN, timeout_s) and forkserver.receive(self.control) is not None
-        except OSError:
-            return False
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None and not _poll(self.control, select.POLLHUP, 0.0)
-
-    def fork(self, request: forkserver.ForkRequest, descriptors: Sequence[int], *, timeout_s: float) -> int:
-        """Request a new worker, and return the token that identifies the worker in messages.
-
-        Raises:
-            TimeoutError: the server did not receive the request in time.
-            OSError: the server has exited.
-        """
-        self._next_token += 1
-        self._send(("fork", self._next_token, request), descriptors, timeout_s)
-        self.requested.add(self._next_token)
-        return self._next_token
-
-    def close(self, *, wait_s: float = 0.0) -> None:
-        """Kill the server. The kernel then kills the server's remaining workers.
-
-        Args:
-            wait_s: seconds to wait before that. In this time, the server kills its workers and the processes that they
-                have started, and exits. A server with pending requests is busy importing, and is killed at once.
-        """
-        self.control.close()
-        try:
-            if wait_s and not self.requested:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(wait_s)
-        finally:
-            self._process.kill()
-            self._process.wait()
-
-    def _send(self, message: object, descriptors: Sequence[int], timeout_s: float) -> None:
-        self.control.settimeout(max(0.001, timeout_s))
-        try:
-            forkserver.send(self.control, message, descriptors)
-        finally:
-            self.control.settimeout(None)
-
-
-def _poll(source: socket.socket | int, events: int, seconds: float) -> bool:
-    """Wait until an event occurs on a descriptor. Return False after the timeout."""
-    poller = select.poll()
-    poller.register(source, events)
-    return bool(poller.poll(1000 * max(0.0, seconds)))
-
-
-def _latest_change(modules: Sequence[str]) -> float:
-    """Return the Unix time in seconds at which a file of one of the modules last changed; 0 if no file is known.
-
-    The path of a submodule is guessed, because looking it up would import its package into the driver.
-    """
-    latest = 0.0
-    for name in modules:
-        package, *path = name.split(".")
-        with contextlib.suppress(ImportError, ValueError, OSError):
-            spec = importlib.util.find_spec(package)
-            if spec is not None and spec.has_location and spec.origin is not None:
-                file = os.path.join(os.path.dirname(spec.origin), *path) + ".py" if path else spec.origin
-                latest = max(latest, os.stat(file).st_mtime)
-    return latest
-
-
-class ForkServers:
-    """Keeps idle fork servers, so that later groups of this process start within milliseconds.
-
-    Args:
-        limit: maximum number of idle servers to keep.
-    """
-
-    def __init__(self, limit: int = 1) -> None:
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._idle: list[_ServerHandle] = []
-
-    def acquire(self, spec: GroupSpec, environment: Mapping[str, str]) -> _ServerHandle:
-        """Return a running idle server that fits the spec, or a new server. Close idle servers that do not fit."""
-        prefixes = (*_INTERPRETER_VARIABLES, *(spec.preload_environment if spec.preload else ()))
-        variables = frozenset(
-            (name, value)
-            for name, value in environment.items()
-            if name.startswith(prefixes) or name in spec.environment
-        )
-        key = (tuple(spec.preload), variables, tuple(sys.path))
-        reused: _ServerHandle | None = None
-        with self._lock:
-            idle = [server for server in self._idle if server.owner == os.getpid()]  # skips servers of a parent process
-            changed = _latest_change(spec.preload)
-            fitting = [server for server in idle if server.key == key and server.alive and server.started > changed]
-            if fitting:
-                reused = fitting.pop()
-            self._idle = fitting
-        for server in idle:
-            if server is not reused and server not in fitting:
-                server.close()
-        return reused or _early_server(key, spec, environment) or _ServerHandle.start(key, spec.preload, environment)
-
-    def release(self, server: _ServerHandle) -> None:
-        """Keep a server that its group no longer uses. If there are too many idle servers, close the oldest ones."""
-        with self._lock:
-            self._idle.append(server)
-            dropped = self._idle[: -self._limit]
-            self._idle = self._idle[-self._limit :]
-        for old in dropped:
-            old.close()
-
-    def close(self) -> None:
-        """Close the idle servers."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for server in idle:
-            if server.owner == os.getpid():
-                server.close()
-
-
-def _early_server(key: object, spec: GroupSpec, environment: Mapping[str, str]) -> _ServerHandle | None:
-    """Return the server that was forked at the head of the script, unless an import would now do something else."""
-    early = ahead.take_server()
-    if early is None:
-        return None
-    server = _ServerHandle(key, ForkedProcess(early.pid), early.control)
-    differs = {
-        name
-        for name in environment.keys() | early.environment.keys()
-        if environment.get(name) != early.environment.get(name)
-        and (name.startswith(_INTERPRETER_VARIABLES) or (name in spec.environment and not name.startswith(OBSERVER)))
-    }
-    if differs or not server.prepare(spec.preload, environment, timeout_s=spec.start_timeout_s):
-        server.close()
-        return None
-    return server
-
-
-_kept_servers = ForkServers()
-atexit.register(_kept_servers.close)
 
 
 @dataclass(slots=True)
@@ -266,7 +72,7 @@ class LocalGroup(ConnectedGroup):
     """A group of workers that are forked from a server."""
 
     def __init__(
-        self, spec: GroupSpec, server: _ServerHandle, environment: Mapping[str, str], machine_gpus: Sequence[str]
+        self, spec: GroupSpec, server: ServerHandle, environment: Mapping[str, str], machine_gpus: Sequence[str]
     ) -> None:
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         self.broken = False
@@ -353,7 +159,7 @@ class LocalGroup(ConnectedGroup):
         it, and becomes the root cause.
         """
         process = self._processes[rank]
-        if process.pidfd is not None and _poll(process.pidfd, select.POLLIN, _DEATH_WAIT_S):
+        if process.pidfd is not None and wait_for(process.pidfd, select.POLLIN, _DEATH_WAIT_S):
             self._on_exit(rank, _exit_code_of_zombie(process.pid))
 
     def end(self, *, grace_s: float) -> None:
@@ -486,7 +292,7 @@ class LocalGroup(ConnectedGroup):
 
     def _await_server(self, seconds: float) -> bool:
         """Wait until the server has sent a message. Return False after the timeout."""
-        return _poll(self._server.control, select.POLLIN, seconds)
+        return wait_for(self._server.control, select.POLLIN, seconds)
 
     def _show(self, pipe: OutputPipe) -> None:
         pipe.read()
@@ -532,11 +338,11 @@ class LocalRuntime(Runtime):
 
     name = "local"
     _gpus: Sequence[str] | None = None
-    _servers = _kept_servers
+    _servers = kept_servers
 
     def __init__(self, *, gpus: Sequence[str] | None = None, servers: ForkServers | None = None) -> None:
         self._gpus = gpus
-        self._servers = servers or _kept_servers
+        self._servers = servers or kept_servers
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle this runtime without its arguments, which are valid in this process only."""
@@ -598,7 +404,7 @@ class LocalRuntime(Runtime):
         finally:
             self._end(group, server, grace_s)
 
-    def _end(self, group: LocalGroup | None, server: _ServerHandle, grace_s: float) -> None:
+    def _end(self, group: LocalGroup | None, server: ServerHandle, grace_s: float) -> None:
         done: Callable[[], None] = server.close
         try:
             if group is not None:

@@ -3,8 +3,9 @@
 from drivetrain._base.lazy import publish
 from drivetrain._base.wakeup import Wakeup
 from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec
-from drivetrain._runtimes.local import ForkServers, LocalRuntime
+from drivetrain._runtimes.local import LocalRuntime
 from drivetrain._runtimes.remote import RemoteGroup
+from drivetrain._runtimes.servers import ForkServers
 from drivetrain._runtimes.stacks import NO_RESPONSE, read_stacks
 from drivetrain._wire.handshake import DriverAddress, Introduction, WorkerListener, connect_to_driver
 from drivetrain._worker.main import worker_main
