@@ -158,7 +158,8 @@ def test_machine_without_a_gpu_is_refused() -> None:
 def test_missing_dependencies_are_named() -> None:
     finished = run("--device", "cpu", options=("-S",))  # without site-packages
     assert finished.returncode == 2
-    assert "requires packages that are not installed: cloudpickle fsspec packaging threadpoolctl. Install them" in finished.stderr
+    missing = "cloudpickle fsspec packaging threadpoolctl"
+    assert f"requires packages that are not installed: {missing}. Install them" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
