@@ -23,13 +23,18 @@ from pathlib import Path
 
 
 def train_func():
-    import threading
+    import threadpoolctl
 
     import drivetrain
 
     context = drivetrain.get_context()
-    facts = {"draw": random.random(), "seen": sorted(heavy.seen), "threads": threading.active_count()}
-    facts |= {"main": sys.modules["__main__"].__name__, "variable": os.environ.get("SOME_VARIABLE")}
+    facts = {
+        "draw": random.random(),
+        "seen": sorted(heavy.seen),
+        "threads": sorted({pool["num_threads"] for pool in threadpoolctl.threadpool_info()}),
+        "main": sys.modules["__main__"].__name__,
+        "variable": os.environ.get("SOME_VARIABLE"),
+    }
     Path(sys.argv[1], f"rank{context.get_world_rank()}.json").write_text(json.dumps(facts))
 
 
@@ -79,22 +84,32 @@ def heavy(tmp_path: Path) -> Path:
     return site
 
 
-def run(tmp_path: Path, head: str, *, command: str = "python") -> tuple[list[dict[str, Any]], list[int]]:
-    """Run a script with these first lines. Return what its two ranks return, and who has imported ``heavy``."""
+def run(
+    tmp_path: Path, head: str, *, command: str = "python", **variables: str | None
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Run a script with these first lines. Return what its two ranks save, and who has imported ``heavy``.
+
+    Args:
+        tmp_path: the directory of the script, and of the packages.
+        head: the first lines.
+        command: ``"python"`` or ``"drivetrain run"``.
+        **variables: environment variables; None to leave one out.
+    """
     script, imports = tmp_path / "train.py", tmp_path / "imports"
     script.write_text(head + TRAIN)
     launcher = [sys.executable] if command == "python" else [str(Path(sys.executable).with_name("drivetrain")), "run"]
     separator = [] if command == "python" else ["--"]
+    site = str(tmp_path / "site-packages")
+    environment = {**os.environ, "PYTHONPATH": site, "IMPORTS": str(imports), **variables}
     finished = subprocess.run(
         [*launcher, str(script), *separator, str(tmp_path / "runs")],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages"), "IMPORTS": str(imports)},
+        env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=PROCESS_LIMIT_S,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert not finished.stderr
     assert not finished.stdout
     ranks = [json.loads((tmp_path / "runs" / f"rank{rank}.json").read_text()) for rank in range(2)]
     return ranks, [int(line) for line in imports.read_text().split()]
@@ -145,6 +160,13 @@ def test_variable_of_the_interpreter_requires_a_new_server(tmp_path: Path, heavy
     _, imports = run(tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\nimport os\nos.environ['PYTHONHASHSEED'] = '1'\n")
 
     assert len(imports) == 2
+
+
+def test_libraries_that_the_driver_has_loaded_use_the_threads_of_the_worker(tmp_path: Path, heavy: Path) -> None:
+    ranks, imports = run(tmp_path, f"import heavy\nimport numpy\n{FROM_DRIVETRAIN}\n", OMP_NUM_THREADS=None)
+
+    assert len(imports) == 1
+    assert [each["threads"] for each in ranks] == [[max(1, len(os.sched_getaffinity(0)) // 2)]] * 2
 
 
 @pytest.mark.parametrize("command", ["python", "drivetrain run"])
