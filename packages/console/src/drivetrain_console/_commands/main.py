@@ -39,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return USAGE
         status: int = chosen.handler(chosen)
         sys.stdout.flush()
-        return status
     except BrokenPipeError:  # the program that reads the output closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -53,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, MissingError):
             return MISSING
         return USAGE if isinstance(error, (ConfigurationError, PluginError, RunExistsError)) else BAD
+    if hasattr(chosen, "finally_run"):  # a script, whose errors are not those of this command
+        chosen.finally_run()
+    return status
 
 
 def _parse(parser: argparse.ArgumentParser, given: list[str]) -> argparse.Namespace:

@@ -10,10 +10,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -129,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "Pass its arguments after --"
         )
     if isinstance(function, Script) and not any(getattr(arguments, name) for name in _ABOUT_WORKERS):
-        _run_as_driver(arguments)
+        return _run_as_driver(arguments)
     kind: type[DataParallelTrainer] = DataParallelTrainer
     backend: dict[str, Any] = {"backend_config": arguments.backend}
     if isinstance(function, Script) and arguments.backend is None:
@@ -220,8 +221,8 @@ def _exit_code_of_script(result: Result) -> int | None:
     return code if isinstance(code, int) and 0 < code < 256 else None
 
 
-def _run_as_driver(arguments: argparse.Namespace) -> NoReturn:
-    """Replace this process by one that runs the script like ``python script.py``, but imports each framework once.
+def _run_as_driver(arguments: argparse.Namespace) -> int:
+    """Make this process run the script like ``python script.py`` once the command has ended. Return the exit code.
 
     Raises:
         ConfigurationError: there are options that apply only to workers.
@@ -232,9 +233,12 @@ def _run_as_driver(arguments: argparse.Namespace) -> NoReturn:
             f"--{given[0].replace('_', '-')}: expected a script that runs on workers, got {arguments.target}, which "
             "runs once, as the driver, without an option about workers. Add --num-workers N, or remove the option"
         )
-    code = "import sys; from drivetrain.plugin.drivers import run_script; run_script(sys.argv[1], sys.argv[2:])"
-    option = ["-m"] if arguments.module else ["-c", code]
-    os.execv(sys.executable, [sys.executable, *option, arguments.target, *arguments.script_arguments])
+    if arguments.module:
+        os.execv(sys.executable, [sys.executable, "-m", arguments.target, *arguments.script_arguments])
+    from drivetrain.plugin.drivers import run_script
+
+    arguments.finally_run = partial(run_script, arguments.target, arguments.script_arguments)
+    return OK
 
 
 def load_target(target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> Callable[..., Any]:
