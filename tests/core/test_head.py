@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ TRAIN = """
 import json
 import os
 import random
+import resource
 import sys
 from pathlib import Path
 
@@ -34,6 +36,8 @@ def train_func():
         "threads": sorted({pool["num_threads"] for pool in threadpoolctl.threadpool_info()}),
         "main": sys.modules["__main__"].__name__,
         "variable": os.environ.get("SOME_VARIABLE"),
+        "limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
     }
     Path(sys.argv[1], f"rank{context.get_world_rank()}.json").write_text(json.dumps(facts))
 
@@ -55,6 +59,9 @@ FROM_DRIVETRAIN = "from drivetrain import DataParallelTrainer, RunConfig, Scalin
         ('"""Text."""\nfrom __future__ import annotations\nfrom pytest import mark', [("__future__",), ("pytest",)]),
         ("import json\nimport os\nos.environ['A'] = 'b'\nimport random", [("json",), ("os",)]),
         ("import json\nif TYPE_CHECKING:\n    import a\nimport random", [("json",), ("random",)]),
+        ("import json\nif typing.TYPE_CHECKING:\n    import a\nimport random", [("json",), ("random",)]),
+        ("import json\nif not TYPE_CHECKING:\n    import a\nimport random", [("json",)]),
+        ("import json\nif TYPE_CHECKING:\n    import a\nelse:\n    import b\nimport random", [("json",)]),
         ("import json\nif True:\n    import a\nimport random", [("json",)]),
         ("try:\n    import json\nexcept ImportError:\n    pass", []),
         ("import json\nfrom . import sibling\nimport random", [("json",)]),
@@ -147,19 +154,76 @@ def test_variables_that_the_script_sets_before_an_import_act_in_it(tmp_path: Pat
     assert {each["variable"] for each in ranks} == {"value"}
 
 
-def test_variables_that_the_script_sets_later_reach_the_workers(tmp_path: Path, heavy: Path) -> None:
-    ranks, imports = run(
-        tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\nimport os\nos.environ['SOME_VARIABLE'] = 'value'\n"
-    )
+LATER = [
+    pytest.param("os.environ['SOME_VARIABLE'] = 'value'", id="variable"),
+    pytest.param("os.environ['PYTHONHASHSEED'] = '1'", id="variable of the interpreter"),
+    pytest.param("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (777, 777))", id="limit"),
+    pytest.param("os.nice(1)", id="priority"),
+]
 
-    assert len(imports) == 1
-    assert {each["variable"] for each in ranks} == {"value"}
+
+@pytest.mark.parametrize("setting", LATER)
+def test_setting_that_a_process_inherits_requires_a_new_server(tmp_path: Path, heavy: Path, setting: str) -> None:
+    ranks, imports = run(tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\nimport os\n{setting}\n")
+
+    assert len(imports) == 2, "in the driver, and in the server that fit() has started"
+    assert ranks[0]["variable"] == ("value" if "SOME_VARIABLE" in setting else None)
+    assert ranks[0]["limit"] == (777 if "777" in setting else resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    assert ranks[0]["priority"] == os.getpriority(os.PRIO_PROCESS, 0) + ("nice" in setting)
 
 
-def test_variable_of_the_interpreter_requires_a_new_server(tmp_path: Path, heavy: Path) -> None:
-    _, imports = run(tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\nimport os\nos.environ['PYTHONHASHSEED'] = '1'\n")
+def test_traced_script_is_not_forked(tmp_path: Path, heavy: Path) -> None:
+    (heavy / "heavy.py").write_text((heavy / "heavy.py").read_text() + "import sys; sys.settrace(lambda *_: None)\n")
+
+    _, imports = run(tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\n")
 
     assert len(imports) == 2
+
+
+def start(tmp_path: Path, code: str, *, command: str = "python") -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    launcher = [sys.executable] if command == "python" else [str(Path(sys.executable).with_name("drivetrain")), "run"]
+    return subprocess.run(
+        [*launcher, str(script)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages"), "IMPORTS": str(tmp_path / "imports")},
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["python", "drivetrain run"])
+def test_failed_import_is_not_repeated(tmp_path: Path, heavy: Path, command: str) -> None:
+    (heavy / "heavy.py").write_text((heavy / "heavy.py").read_text() + "raise ImportError('a library is missing')\n")
+
+    finished = start(tmp_path, f"{FROM_DRIVETRAIN}\nimport heavy\n", command=command)
+
+    assert finished.returncode == 1
+    assert finished.stderr.endswith("ImportError: a library is missing\n")
+    assert len((tmp_path / "imports").read_text().split()) == 1
+
+
+SCRIPTS = {
+    "annotations": "def f(x: int): ...\nprint(f.__annotations__)",
+    "all children": "import os\nif os.fork() == 0:\n    os._exit(3)\nos.wait()\ntry:\n    os.wait()\n"
+    "except ChildProcessError:\n    print('no other child')",
+    "arguments": "import sys\nprint(sys.argv[1:], sys.path[0], __name__, __file__, __spec__, __package__)",
+    "error": "def f():\n    raise ValueError('text')\n\n\nf()",
+    "exit": "import sys\nsys.exit(7)",
+    "interrupt": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)",
+    "syntax": "x = (",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_drivetrain_run_executes_a_script_like_python(tmp_path: Path, name: str) -> None:
+    code = f"{FROM_DRIVETRAIN}\n{SCRIPTS[name]}\n"
+    expected, actual = start(tmp_path, code), start(tmp_path, code, command="drivetrain run")
+
+    assert (actual.stdout, actual.stderr) == (expected.stdout, expected.stderr)
+    assert actual.returncode == expected.returncode
 
 
 def test_libraries_that_the_driver_has_loaded_use_the_threads_of_the_worker(tmp_path: Path, heavy: Path) -> None:
@@ -185,7 +249,7 @@ def test_server_ends_with_a_driver_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         f"{FROM_DRIVETRAIN}\nfrom drivetrain._runtimes import ahead\nimport time\n"
-        "print(ahead.take_server().pid, flush=True)\ntime.sleep(600)\n"
+        "print(ahead.take_server().process.pid, flush=True)\ntime.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None

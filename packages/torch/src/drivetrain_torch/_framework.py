@@ -46,6 +46,13 @@ class TorchFramework(Framework):
 
         torch.seed()
 
+    def limit_threads(self, threads: int) -> None:
+        """Limit the threads of operations on the CPU."""
+        import torch
+
+        if torch.get_num_threads() > threads:
+            torch.set_num_threads(threads)
+
     def random_state(self) -> Mapping[str, Any]:
         """Return the states of the default generators of the CPU and of the worker's GPUs."""
         import torch

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ def later_imports() -> list[str] | None:
         frame = frame.f_back
     if frame is None or frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>":
         return None
+    if os.path.abspath(frame.f_code.co_filename) != os.path.abspath(path):  # code that the script executes
+        return None
     try:
         head = head_imports(Path(path).read_bytes())
     except OSError:
@@ -72,10 +75,12 @@ def head_imports(source: bytes) -> list[HeadImport]:
 
 
 def _statements(source: bytes) -> list[ast.stmt]:
-    try:
-        return ast.parse(source).body
-    except (SyntaxError, ValueError):
-        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the interpreter shows them when it compiles the script
+        try:
+            return ast.parse(source).body
+        except (SyntaxError, ValueError):
+            return []
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
@@ -83,9 +88,10 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def _is_for_type_checkers(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.If) and not statement.orelse and ast.unparse(statement.test).endswith("TYPE_CHECKING")
-    )
+    if not isinstance(statement, ast.If) or statement.orelse:
+        return False
+    name = getattr(statement.test, "id", None) or getattr(statement.test, "attr", None)
+    return name == "TYPE_CHECKING"
 
 
 def _imported(statement: ast.stmt) -> tuple[str, ...] | None:

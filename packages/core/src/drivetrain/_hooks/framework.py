@@ -28,6 +28,15 @@ class Framework:
         train function. The method must not start threads or initialize an accelerator.
         """
 
+    def limit_threads(self, threads: int) -> None:
+        """Limit the number of threads that the framework starts for an operation, in all threads of the process.
+
+        Called in a worker that was forked from the driver, where the framework has been imported for all cores.
+
+        Args:
+            threads: the largest number.
+        """
+
     def random_state(self) -> Mapping[str, Any]:
         """Return the state of the global random generators, which a checkpoint contains for each rank.
 

@@ -22,6 +22,7 @@ __all__ = [
     "belongs_to_process",
     "keep_random_states",
     "launcher_variables",
+    "limit_threads",
     "load_frameworks",
     "random_states",
     "reseed",
@@ -76,6 +77,13 @@ def belongs_to_process(value: object) -> bool:
     roots = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     frameworks = (_known.get(root) for root in roots)
     return any(framework.belongs_to_process(value) for framework in frameworks if framework is not None)
+
+
+def limit_threads(threads: int) -> None:
+    """Limit the number of threads that the frameworks start for an operation. Uses the loaded plugins."""
+    for framework in _known.values():
+        if framework is not None:
+            framework.limit_threads(threads)
 
 
 def reseed() -> None:

@@ -2,14 +2,13 @@
 
 A script imports its framework at its top. A server that is started later, by ``fit()``, would have to import it again,
 which takes longer than everything else before the training. A process that is forked at the head of the script has the
-modules already, and nothing else: the script has not executed any other statement yet.
-
-While the driver continues, the server imports what the frameworks need for their first step: see
-:attr:`~drivetrain.plugin.Framework.warmup`.
+modules already, and nothing else: the script has not executed any other statement yet. While the driver continues, the
+server imports what the frameworks need for their first step: see :attr:`~drivetrain.plugin.Framework.warmup`.
 
 A fork has only the thread that called it. So there is no such server if a module has started a thread that does not
-end at a fork. It is started by ``fit()`` in this case, and also if the script is not executed as the main module, or
-imports modules that are not installed before drivetrain.
+end at a fork, or has opened an accelerator. ``fit()`` starts the server in this case, and also if the script is not
+executed as the main module, imports modules that are not installed before drivetrain, or later changes what a process
+inherits: environment variables that imports may read, resource limits, its priority or CPUs, users or signals.
 """
 
 from __future__ import annotations
@@ -20,11 +19,14 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
+import signal
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType, TracebackType
 
 from drivetrain._base.head import head_imports
@@ -45,7 +47,7 @@ _START_THREADS = (
     "ray",
     "tensorflow",
 )
-"""Packages that start threads when they are imported, which they do after the fork: in the driver and in the server."""
+"""Packages that start threads when they are imported, so the driver imports them after the fork."""
 
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/accel", "/dev/vfio")
 
@@ -55,61 +57,94 @@ class EarlyServer:
     """A server that was forked from this process.
 
     Attributes:
-        pid: its process id.
+        process: the process.
         owner: the process id of the driver.
         control: the connection to it.
         environment: the environment variables at that moment.
+        inherited: what else it has inherited at that moment.
         is_taken: True if it is in use, or was.
     """
 
-    pid: int
+    process: ForkedProcess
     owner: int
     control: socket.socket
     environment: dict[str, str]
+    inherited: object
     is_taken: bool = False
 
+    def has_settings_of_driver(self) -> bool:
+        """Return True if a process that the driver started now would inherit the same settings of the system."""
+        return self.inherited == _inherited()
 
-_forked: list[EarlyServer] = []
-"""The server that this process has forked."""
+    def close(self) -> None:
+        """Kill the server."""
+        self.control.close()
+        self.process.kill()
+
+
+_early: list[EarlyServer | None] = []
+"""The server that this process has forked. None in a process that is forked from it, and after a failure."""
 
 
 def take_server() -> EarlyServer | None:
     """Return the server that was forked from this process, once; None if there is none."""
-    if not _forked or _forked[0].owner != os.getpid() or _forked[0].is_taken:
+    server = _early[0] if _early else None
+    if server is None or server.owner != os.getpid() or server.is_taken:
         return None
-    _forked[0].is_taken = True
-    return _forked[0]
+    server.is_taken = True
+    return server
 
 
 def fork_server(modules: Sequence[str]) -> None:
     """Import modules as a script does, and fork a server that has them. Without effect if that is impossible.
 
     Args:
-        modules: the modules at the head of the script that are not imported yet.
+        modules: the modules at the head of the script that are not imported yet. Their errors are raised.
     """
-    if _forked or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0":  # a worker has inherited this list
+    if _early or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0" or _is_traced():
         return
+    _early.append(None)
     _import_all(modules)
-    if _uses_accelerator() or not forkserver.forks_cleanly():
-        return
+    with contextlib.suppress(OSError):  # there are too many processes or descriptors: fit() will say so
+        if not _uses_accelerator() and forkserver.forks_cleanly():
+            _early[0] = _fork()
+
+
+def _fork() -> EarlyServer:
+    """Fork a server. It is no child of this process, whose script may wait for all of its children."""
     flush_output()  # the server would write it again
-    ours, theirs = socket.socketpair()
     driver = os.getpid()
-    early = EarlyServer(0, driver, ours, dict(os.environ))
-    _forked.append(early)
-    early.pid = fork_process()
-    if early.pid == 0:
+    inherited = _inherited()
+    ours, theirs = socket.socketpair()
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C must not be raised in the child
+    try:
+        with theirs:
+            if (pid := fork_process()) == 0:
+                forkserver.serve_driver(theirs, driver, masked)
+            with contextlib.suppress(ChildProcessError):  # this process ignores SIGCHLD
+                os.waitpid(pid, 0)
+        received = forkserver.receive(ours)
+        if received is None:
+            raise OSError("the server could not be forked")
+        server = EarlyServer(ForkedProcess(received[0]), driver, ours, dict(os.environ), inherited)
+    except OSError:
         ours.close()
-        forkserver.serve_driver(theirs, driver)
-    theirs.close()
-    atexit.register(_close, early)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+    atexit.register(_close_unused, server)
+    return server
 
 
-def _close(server: EarlyServer) -> None:
-    """End a server that was not needed."""
+def _close_unused(server: EarlyServer) -> None:
     if not server.is_taken and server.owner == os.getpid():
-        server.control.close()
-        ForkedProcess(server.pid).kill()
+        server.close()
+
+
+def _is_traced() -> bool:
+    """Return True if a debugger or a profiler follows this process. It would also stop in the workers."""
+    tools = getattr(sys, "monitoring", None)
+    return bool(sys.gettrace() or sys.getprofile() or (tools is not None and any(map(tools.get_tool, range(6)))))
 
 
 def _uses_accelerator() -> bool:
@@ -121,6 +156,16 @@ def _uses_accelerator() -> bool:
     return False
 
 
+def _inherited() -> object:
+    """Return the settings of the system that a process inherits from the one that starts it."""
+    return (
+        [resource.getrlimit(number) for name, number in vars(resource).items() if name.startswith("RLIMIT_")],
+        (os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)),
+        (os.getresuid(), os.getresgid(), os.getgroups(), signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        [Path("/proc/self", name).read_bytes() for name in ("cgroup", "oom_score_adj")],
+    )
+
+
 def _import_all(modules: Sequence[str]) -> None:
     was_enabled = gc.isenabled()
     gc.disable()  # garbage collection takes a tenth of the time of imports
@@ -128,8 +173,7 @@ def _import_all(modules: Sequence[str]) -> None:
         for name in modules:
             if name.partition(".")[0] in _START_THREADS:
                 return
-            with contextlib.suppress(Exception):  # the script will raise it
-                importlib.import_module(name)
+            importlib.import_module(name)
     finally:
         if was_enabled:
             gc.enable()
@@ -143,8 +187,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         arguments: its arguments.
     """
     absolute = os.path.abspath(path)
-    with open(absolute, "rb") as file:
-        content = file.read()
+    content = Path(absolute).read_bytes()
     module = ModuleType("__main__")
     module.__file__ = absolute
     module.__loader__ = SourceFileLoader("__main__", absolute)
@@ -152,15 +195,21 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     sys.argv = [path, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(path))
-    fork_server([name for each in head_imports(content) for name in each.modules])
-    sys.modules["__main__"] = module
     try:
-        exec(compile(content, absolute, "exec"), vars(module))
+        fork_server([name for each in head_imports(content) for name in each.modules])
+        sys.modules["__main__"] = module
+        exec(compile(content, absolute, "exec", dont_inherit=True), vars(module))
     except SystemExit:
         raise
     except BaseException as error:
-        _show_from(error.__traceback__.tb_next if error.__traceback__ else None)
+        _show_from(_without_own_frames(error.__traceback__))
         raise
+
+
+def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "importlib"):
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _show_from(traceback: TracebackType | None) -> None:

@@ -22,6 +22,7 @@ import os
 import pickle
 import pkgutil
 import select
+import signal
 import socket
 import struct
 import sys
@@ -35,7 +36,7 @@ from threadpoolctl import ThreadpoolController
 
 from drivetrain._base.processstate import interpreter_options
 from drivetrain._hooks.helpers import worker_threads
-from drivetrain._plugins.frameworks import load_frameworks, reseed
+from drivetrain._plugins.frameworks import limit_threads, load_frameworks, reseed
 from drivetrain._runtimes.parent import ProcessParent
 from drivetrain._runtimes.processes import fork_process
 from drivetrain._wire.frames import Channel
@@ -117,27 +118,41 @@ def main(control_descriptor: int, own: Sequence[str], preload: Sequence[str], dr
     server.run()
 
 
-def serve_driver(control: socket.socket, driver_pid: int) -> NoReturn:
-    """Serve the driver from which this process has just been forked, like :func:`main`.
+def serve_driver(control: socket.socket, driver_pid: int, signal_mask: set[signal.Signals | int]) -> NoReturn:
+    """Serve the driver from which this process has just been forked, like :func:`main`, in a process of its own.
 
     Args:
-        control: the connection to the driver.
+        control: the connection to the driver, to which the pid of that process is sent.
         driver_pid: the pid of the driver.
+        signal_mask: the blocked signals of the driver; this process has others.
     """
     try:
-        gc.disable()
         os.setsid()  # only the driver handles Ctrl-C in the terminal
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
+        if (pid := fork_process()) != 0:
+            send(control, pid)
+            os._exit(0)
+        gc.disable()
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+        _close_inherited()
         sys.modules["__main__"] = ModuleType("__main__")  # instead of the script, which is at its head
         os.environ.update(_WITHOUT_THREADS)
         server = _Server(control, os.pidfd_open(driver_pid))
-        if _import_cleanly(load_frameworks()) is not None:
-            os._exit(1)  # then fit() starts another server
-    except BaseException:
+        if _import_cleanly(load_frameworks()) is None:
+            server.run()
+    except BaseException:  # fit() will start another server
         os._exit(1)
-    server.run()
+    os._exit(1)
+
+
+def _close_inherited() -> None:
+    """Close standard input, and the descriptors that the driver has from its own parent, except for the output."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the one of the directory itself
+            if descriptor > 2 and os.get_inheritable(descriptor):
+                os.close(descriptor)
 
 
 class _Server:
@@ -185,8 +200,11 @@ class _Server:
             return self._prepare(*message[1:])
         return True
 
-    def _prepare(self, own: Sequence[str], preload: Sequence[str], environment: Mapping[str, str]) -> bool:
+    def _prepare(
+        self, own: Sequence[str], preload: Sequence[str], environment: Mapping[str, str], module_path: Sequence[str]
+    ) -> bool:
         """Import what the first group needs. Return False if a module has started threads."""
+        sys.path[:] = module_path
         os.environ.clear()
         os.environ.update({**_WITHOUT_THREADS, **environment})
         _import_all(own)
@@ -220,6 +238,7 @@ class _Server:
         sys.path[:] = request.module_path
         if self._pools is not None and (threads := worker_threads()) is not None:
             _limit(self._pools, threads)
+            limit_threads(threads)
         reseed()
         handlers = ExitHandlers()
         with socket.socket(fileno=connection) as to_driver:
@@ -251,8 +270,10 @@ def _import_cleanly(names: Sequence[str]) -> str | None:
 
 
 def _limit(pools: ThreadpoolController, threads: int) -> None:
+    """Limit the threads of libraries, except for those whose own variable sets a number."""
     for pool in pools.lib_controllers:
-        if pool.num_threads > threads:  # a variable of the library itself may set fewer
+        has_own = f"{pool.internal_api.upper()}_NUM_THREADS" in os.environ
+        if pool.num_threads > threads and not has_own:
             pool.set_num_threads(threads)
 
 
@@ -266,7 +287,8 @@ def forks_cleanly() -> bool:
     pid = fork_process()
     if pid == 0:
         os._exit(0)
-    os.waitpid(pid, 0)
+    with contextlib.suppress(ChildProcessError):  # this process ignores SIGCHLD
+        os.waitpid(pid, 0)
     return len(os.listdir("/proc/self/task")) == 1
 
 

@@ -41,52 +41,39 @@ def fork_process() -> int:
 
 
 class ForkedProcess:
-    """A child that this process has forked, with the methods of :class:`subprocess.Popen` that a server needs.
+    """A process that need not be a child of this one, with the methods of :class:`subprocess.Popen` for a server.
 
     Args:
-        pid: its process id.
+        pid: its process id. The process must be running.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.returncode: int | None = None
+        self._descriptor = -1
+        self._descriptor = os.pidfd_open(pid)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
 
     def poll(self) -> int | None:
-        """Return the exit code; None if it is running."""
-        return self._reap(os.WNOHANG)
+        """Return None if it is running, and otherwise 0: its exit code is unknown."""
+        return 0 if select.select([self._descriptor], [], [], 0.0)[0] else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit of the process, and return the exit code.
+        """Wait for the exit of the process.
 
         Raises:
             subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
         """
-        if self.returncode is None and timeout is not None:
-            with contextlib.suppress(ProcessLookupError):
-                descriptor = os.pidfd_open(self.pid)
-                try:
-                    if not select.select([descriptor], [], [], timeout)[0]:
-                        raise subprocess.TimeoutExpired("fork server", timeout)
-                finally:
-                    os.close(descriptor)
-        code = self._reap(0)
-        assert code is not None
-        return code
+        if not select.select([self._descriptor], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
+        return 0
 
     def kill(self) -> None:
         """Kill the process."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def _reap(self, options: int) -> int | None:
-        if self.returncode is None:
-            try:
-                pid, status = os.waitpid(self.pid, options)
-            except ChildProcessError:  # other code of this process has reaped it
-                self.returncode = 0
-            else:
-                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
 
 class _Closable(Protocol):

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from drivetrain._base.lazy import PUBLIC
 from drivetrain._base.processstate import interpreter_options
@@ -20,6 +21,7 @@ from drivetrain._runtimes import ahead, forkserver
 from drivetrain._runtimes.base import GroupSpec
 from drivetrain._runtimes.processes import ForkedProcess
 from drivetrain._worker.observer import OBSERVER
+from drivetrain.errors import WaitTimeoutError
 
 __all__ = ["ForkServers", "ServerHandle", "kept_servers", "wait_for"]
 
@@ -61,18 +63,31 @@ class ServerHandle:
             )
         return cls(key, process, control)
 
-    def prepare(self, preload: Sequence[str], environment: Mapping[str, str], *, timeout_s: float) -> bool:
+    def prepare(self, spec: GroupSpec, environment: Mapping[str, str]) -> bool:
         """Make a server that was forked from this process import modules. Return False if workers need another one.
 
         Args:
-            preload: the modules that the run names.
+            spec: what the run needs.
             environment: the environment variables of the workers.
-            timeout_s: the time limit in seconds.
+
+        Raises:
+            WaitTimeoutError: the imports take longer than the run may take to start.
         """
+        deadline = time.monotonic() + spec.start_timeout_s
+        awaited: list[Any] = [self.control, spec.interrupts.fileno()]
         try:
-            self._send(("prepare", _public_modules(), tuple(preload), dict(environment)), (), timeout_s)
-            return wait_for(self.control, select.POLLIN, timeout_s) and forkserver.receive(self.control) is not None
-        except OSError:
+            message = ("prepare", _public_modules(), tuple(spec.preload), dict(environment), tuple(sys.path))
+            self._send(message, (), spec.start_timeout_s)
+            while not wait_for(self.control, select.POLLIN, 0.0):
+                seconds = max(0.0, deadline - time.monotonic())
+                if not select.select(awaited, [], [], seconds)[0]:
+                    raise WaitTimeoutError(
+                        "[DT-303] the workers did not start within RunConfig.start_timeout_s; still waiting for the "
+                        f"imports of {', '.join(spec.preload)} in the process from which they are forked"
+                    )
+                spec.interrupts.act()
+            return forkserver.receive(self.control) is not None
+        except OSError:  # it has exited
             return False
 
     @property
@@ -191,21 +206,29 @@ class ForkServers:
 
 
 def _forked_early(key: object, spec: GroupSpec, environment: Mapping[str, str]) -> ServerHandle | None:
-    """Return the server that was forked at the head of the script, unless an import would now do something else."""
+    """Return the server that was forked at the head of the script, unless one that is started now would differ."""
     early = ahead.take_server()
     if early is None:
         return None
-    server = ServerHandle(key, ForkedProcess(early.pid), early.control)
-    differs = {
-        name
-        for name in environment.keys() | early.environment.keys()
-        if environment.get(name) != early.environment.get(name)
-        and (name.startswith(_INTERPRETER_VARIABLES) or (name in spec.environment and not name.startswith(OBSERVER)))
-    }
-    if differs or not server.prepare(spec.preload, environment, timeout_s=spec.start_timeout_s):
+    server = ServerHandle(key, early.process, early.control)
+    try:
+        variables = _read_on_import(spec, {**os.environ, **spec.environment})
+        is_same = variables == _read_on_import(spec, early.environment) and early.has_settings_of_driver()
+        if is_same and server.prepare(spec, environment):
+            return server
+    except BaseException:
         server.close()
-        return None
-    return server
+        raise
+    server.close()
+    return None
+
+
+def _read_on_import(spec: GroupSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the interpreter or the imports of a run may have read."""
+    prefixes = (*_INTERPRETER_VARIABLES, *spec.preload_environment)
+    found = {name: value for name, value in environment.items() if name.startswith(prefixes)}
+    found |= {name: environment[name] for name in spec.environment if name in environment}
+    return {name: value for name, value in found.items() if not name.startswith(OBSERVER)}
 
 
 kept_servers = ForkServers()

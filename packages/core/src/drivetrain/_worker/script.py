@@ -78,7 +78,7 @@ class Script:
             sys.path.append(self._last_on_path)
         _running.append(self.target)
         try:
-            exec(compile(self.source, self.path, "exec"), vars(module))
+            exec(compile(self.source, self.path, "exec", dont_inherit=True), vars(module))
         finally:
             _running.pop()
             sys.modules["__main__"], sys.argv, sys.path[:] = before
