@@ -37,17 +37,10 @@ from drivetrain._worker.output import flush_output
 __all__ = ["EarlyServer", "fork_server", "run_script", "take_server"]
 
 _START_THREADS = (
-    "datasets",
-    "keras",
-    "lightning",
-    "pandas",
-    "polars",
-    "pyarrow",
-    "pytorch_lightning",
-    "ray",
-    "tensorflow",
+    *("datasets", "deepspeed", "keras", "lightgbm", "mlflow", "pandas", "polars", "pyarrow", "sklearn"),
+    *("tensorflow", "transformers", "xgboost"),
 )
-"""Packages that start threads when they are imported, so the driver imports them after the fork."""
+"""Packages that start threads when they are imported, often those of pyarrow: the driver imports them after the fork."""
 
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/accel", "/dev/vfio")
 
