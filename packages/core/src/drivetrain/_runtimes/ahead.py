@@ -40,7 +40,7 @@ _START_THREADS = (
     *("datasets", "deepspeed", "keras", "lightgbm", "mlflow", "pandas", "polars", "pyarrow", "sklearn"),
     *("tensorflow", "transformers", "xgboost"),
 )
-"""Packages that start threads when they are imported, often those of pyarrow: the driver imports them after the fork."""
+"""Packages that start threads when imported, often those of pyarrow. The driver imports them after the fork."""
 
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/accel", "/dev/vfio")
 
