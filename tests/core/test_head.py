@@ -172,6 +172,12 @@ def test_setting_that_a_process_inherits_requires_a_new_server(tmp_path: Path, h
     assert ranks[0]["priority"] == os.getpriority(os.PRIO_PROCESS, 0) + ("nice" in setting)
 
 
+def test_script_for_a_cluster_is_not_forked(tmp_path: Path, heavy: Path) -> None:
+    _, imports = run(tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\n", RAY_ADDRESS="127.0.0.1:1")
+
+    assert len(imports) == 2
+
+
 def test_traced_script_is_not_forked(tmp_path: Path, heavy: Path) -> None:
     (heavy / "heavy.py").write_text((heavy / "heavy.py").read_text() + "import sys; sys.settrace(lambda *_: None)\n")
 

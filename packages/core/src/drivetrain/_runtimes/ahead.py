@@ -94,7 +94,7 @@ def fork_server(modules: Sequence[str]) -> None:
     Args:
         modules: the modules at the head of the script that are not imported yet. Their errors are raised.
     """
-    if _early or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0" or _is_traced():
+    if _early or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0" or _is_traced() or _uses_cluster(modules):
         return
     _early.append(None)
     _import_all(modules)
@@ -138,6 +138,12 @@ def _is_traced() -> bool:
     """Return True if a debugger or a profiler follows this process. It would also stop in the workers."""
     tools = getattr(sys, "monitoring", None)
     return bool(sys.gettrace() or sys.getprofile() or (tools is not None and any(map(tools.get_tool, range(6)))))
+
+
+def _uses_cluster(modules: Sequence[str]) -> bool:
+    """Return True if another runtime will probably start the workers."""
+    variables = ("RAY_ADDRESS", "DRIVETRAIN_COMMAND")
+    return "ray" in sys.modules or "ray" in modules or any(name in os.environ for name in variables)
 
 
 def _uses_accelerator() -> bool:
