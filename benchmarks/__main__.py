@@ -1,10 +1,11 @@
-"""``python -m benchmarks [names...] [--pairs N] [--without SIDE] [--json FILE]``."""
+"""``python -m benchmarks [names...] [--pairs N] [--without SIDE] [--json FILE] [--record]``."""
 
 import argparse
 import importlib
 import json
 from pathlib import Path
 
+from benchmarks import records
 from benchmarks.measure import Bench, machine, scratch
 
 NAMES = (
@@ -44,6 +45,11 @@ def main() -> None:
         "--without", action="append", default=[], metavar="SIDE", help="leave out a side, such as 'Ray Train'"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="the file for all values")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="keep the results in benchmarks/records.json, with which later ones compare",
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; expected one of {', '.join(NAMES)}")
@@ -58,7 +64,10 @@ def main() -> None:
             quantities = []
             for quantity in module.measure(bench):
                 quantities.append(quantity)
-                print("\n" + "\n".join(quantity.lines()), flush=True)
+                print("\n" + "\n".join(quantity.lines(records.previous(name))), flush=True)
+        if options.record:
+            results = {key: value for quantity in quantities for key, value in quantity.results().items()}
+            records.record(name, found["machine"], results)
         for command, side in bench.commands.items():
             print(f"\n{side}:\n  {command}")
         for failure in bench.failures:

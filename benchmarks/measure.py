@@ -172,10 +172,22 @@ class Quantity:
         median = statistics.median(values) if values else None
         bound = f"at {'least' if goal.at_least else 'most'} {goal.bound:g} {(goal.of and f'x {goal.of}') or self.unit}"
         met = None if median is None else goal.met(median)
-        return {"side": goal.side, "goal": bound, "median": median, "met": met}
+        return {"side": goal.side, "goal": bound, "median": median, "met": met, "summary": _summary(values)}
 
-    def lines(self) -> Iterator[str]:
-        """Yield the quantity as lines of text."""
+    def results(self) -> dict[str, Any]:
+        """Return the measured results by the name of the quantity and the goal, as they are recorded."""
+        return {
+            f"{self.name}: {goal['side']} {goal['goal']}": {**goal["summary"], "met": goal["met"]}
+            for goal in map(self._judge, self.goals)
+            if goal["median"] is not None
+        }
+
+    def lines(self, previous: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
+        """Yield the quantity as lines of text.
+
+        Args:
+            previous: earlier results, as :meth:`results` returns them.
+        """
         facts = self.as_dict()
         width = max(map(len, [*facts["sides"], *facts["ratios"]]))
         yield f"{self.name} [{self.unit}]"
@@ -188,7 +200,9 @@ class Quantity:
                 yield f"  {name:{width}}  runs {summary['runs']}  {numbers}{unit}"
         for goal in facts["goals"]:
             verdict = {True: "met", False: "NOT met", None: "not measured"}[goal["met"]]
-            yield f"  goal: {goal['side']} {goal['goal']}: {_short(goal['median'])}, {verdict}"
+            earlier = previous.get(f"{self.name}: {goal['side']} {goal['goal']}")
+            compared = f" (recorded: {_short(earlier['median'])})" if earlier else ""
+            yield f"  goal: {goal['side']} {goal['goal']}: {_short(goal['median'])}, {verdict}{compared}"
 
 
 class Bench:
