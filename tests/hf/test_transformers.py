@@ -167,9 +167,8 @@ def train_to_the_best(config: dict[str, Any]) -> tuple[float, list[float]]:
 def test_best_model_is_loaded_at_the_end_even_if_another_node_has_saved_it(fit: Callable[..., Result]):
     # "Best" means the highest loss here, so that the best checkpoint is an early one.
     each_two_steps = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
-    config = config_of(
-        max_steps=8, load_best_model_at_end=True, greater_is_better=True, metric_for_best_model="loss", **each_two_steps
-    )
+    best = {"load_best_model_at_end": True, "greater_is_better": True, "metric_for_best_model": "loss"}
+    config = config_of(max_steps=8, learning_rate=0.02, **best, **each_two_steps)
     final, evaluated = fit(train_to_the_best, {**config, "kill_at": 7}, max_failures=1).return_value
     assert len(evaluated) == 4
     assert max(evaluated) != evaluated[-1]
