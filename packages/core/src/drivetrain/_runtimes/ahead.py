@@ -113,6 +113,7 @@ def _fork() -> EarlyServer:
     try:
         with theirs:
             if (pid := fork_process()) == 0:
+                ours.close()
                 forkserver.serve_driver(theirs, driver, masked)
             with contextlib.suppress(ChildProcessError):  # this process ignores SIGCHLD
                 os.waitpid(pid, 0)
