@@ -71,13 +71,15 @@ FROM_DRIVETRAIN = "from drivetrain import DataParallelTrainer, RunConfig, Scalin
     ],
 )
 def test_head_ends_at_the_first_other_statement(source: str, expected: list[tuple[str, ...]]) -> None:
-    assert [each.modules for each in head_imports(source.encode())] == expected
+    assert [each.modules for each in head_imports(source.encode(), "script.py")] == expected
 
 
 def test_head_ends_at_a_module_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_own_module.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert [each.modules for each in head_imports(b"import json\nimport my_own_module\nimport random")] == [("json",)]
+    assert [
+        each.modules for each in head_imports(b"import json\nimport my_own_module\nimport random", "script.py")
+    ] == [("json",)]
 
 
 @pytest.fixture
@@ -159,6 +161,7 @@ LATER = [
     pytest.param("os.environ['PYTHONHASHSEED'] = '1'", id="variable of the interpreter"),
     pytest.param("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (777, 777))", id="limit"),
     pytest.param("os.nice(1)", id="priority"),
+    pytest.param("import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)", id="ignored signal"),
 ]
 
 
@@ -186,13 +189,14 @@ def test_traced_script_is_not_forked(tmp_path: Path, heavy: Path) -> None:
     assert len(imports) == 2
 
 
-def start(tmp_path: Path, code: str, *, command: str = "python") -> subprocess.CompletedProcess[str]:
+def start(tmp_path: Path, code: str, *, command: str = "python", **variables: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
-    script.write_text(code)
+    script.write_text(code, encoding="latin-1")
+    site = str(tmp_path / "site-packages")
     launcher = [sys.executable] if command == "python" else [str(Path(sys.executable).with_name("drivetrain")), "run"]
     return subprocess.run(
         [*launcher, str(script)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages"), "IMPORTS": str(tmp_path / "imports")},
+        env={**os.environ, "PYTHONPATH": site, "IMPORTS": str(tmp_path / "imports"), **variables},
         capture_output=True,
         text=True,
         timeout=PROCESS_LIMIT_S,
@@ -213,8 +217,8 @@ def test_failed_import_is_not_repeated(tmp_path: Path, heavy: Path, command: str
 
 SCRIPTS = {
     "annotations": "def f(x: int): ...\nprint(f.__annotations__)",
-    "all children": "import os\nif os.fork() == 0:\n    os._exit(3)\nos.wait()\ntry:\n    os.wait()\n"
-    "except ChildProcessError:\n    print('no other child')",
+    "encoding": "# -*- coding: latin-1 -*-\nprint('\xe4')",
+    "failed import": "import xml.no_such_module",
     "arguments": "import sys\nprint(sys.argv[1:], sys.path[0], __name__, __file__, __spec__, __package__)",
     "error": "def f():\n    raise ValueError('text')\n\n\nf()",
     "exit": "import sys\nsys.exit(7)",
@@ -225,8 +229,10 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_drivetrain_run_executes_a_script_like_python(tmp_path: Path, name: str) -> None:
-    code = f"{FROM_DRIVETRAIN}\n{SCRIPTS[name]}\n"
-    expected, actual = start(tmp_path, code), start(tmp_path, code, command="drivetrain run")
+    first, _, rest = SCRIPTS[name].partition("\n")
+    code = f"{first}\n{FROM_DRIVETRAIN}\n{rest}\n" if first.startswith("#") else f"{FROM_DRIVETRAIN}\n{SCRIPTS[name]}\n"
+    expected = start(tmp_path, code, DRIVETRAIN_EARLY_FORK="0")
+    actual = start(tmp_path, code, command="drivetrain run")
 
     assert (actual.stdout, actual.stderr) == (expected.stdout, expected.stderr)
     assert actual.returncode == expected.returncode

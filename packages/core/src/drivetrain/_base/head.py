@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 __all__ = ["HeadImport", "head_imports", "later_imports"]
 
@@ -23,18 +23,22 @@ class HeadImport:
     """An import statement at the head of a script.
 
     Attributes:
-        first_line: the number of its first line.
-        last_line: the number of its last line.
+        statement: the statement.
         modules: the names of the modules that it imports.
+        path: the path of the script.
     """
 
-    first_line: int
-    last_line: int
+    statement: ast.stmt
     modules: tuple[str, ...]
+    path: str
+
+    def compiled(self) -> CodeType:
+        """Return the statement as code, whose errors name the script and its line."""
+        return compile(ast.Module([self.statement], []), self.path, "exec", dont_inherit=True)
 
 
-def later_imports() -> list[str] | None:
-    """Return the modules that the main script will import, if it is executing an import at its head; otherwise None."""
+def later_imports() -> list[HeadImport] | None:
+    """Return the imports that the main script will make, if it is executing an import at its head; otherwise None."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     if path is None or not path.endswith(".py"):
@@ -47,21 +51,25 @@ def later_imports() -> list[str] | None:
     if os.path.abspath(frame.f_code.co_filename) != os.path.abspath(path):  # code that the script executes
         return None
     try:
-        head = head_imports(Path(path).read_bytes())
+        head = head_imports(Path(path).read_bytes(), path)
     except OSError:
         return None
     line = frame.f_lineno
-    if not any(each.first_line <= line <= each.last_line for each in head):
+    if not any(each.statement.lineno <= line <= (each.statement.end_lineno or line) for each in head):
         return None
-    return [name for each in head if each.first_line > line for name in each.modules]
+    return [each for each in head if each.statement.lineno > line]
 
 
-def head_imports(source: bytes) -> list[HeadImport]:
+def head_imports(source: bytes, path: str) -> list[HeadImport]:
     """Return the imports of installed packages and of the standard library that precede every other statement.
 
     The docstring, imports from ``__future__`` and ``if TYPE_CHECKING:`` do not end the head. Everything else does, such
     as an assignment to ``os.environ``, because it may change what a later import does. So does the import of a module
     that is not installed, because its code may do the same.
+
+    Args:
+        source: the content of the script.
+        path: the path of the script.
     """
     found = []
     for number, statement in enumerate(_statements(source)):
@@ -70,7 +78,7 @@ def head_imports(source: bytes) -> list[HeadImport]:
         modules = _imported(statement)
         if modules is None or not all(map(_is_installed, modules)):
             break
-        found.append(HeadImport(statement.lineno, statement.end_lineno or statement.lineno, modules))
+        found.append(HeadImport(statement, modules, path))
     return found
 
 
@@ -105,7 +113,10 @@ def _imported(statement: ast.stmt) -> tuple[str, ...] | None:
 
 def _is_installed(module: str) -> bool:
     root = module.partition(".")[0]
-    return root in sys.stdlib_module_names or any(_is_in_site(place) for place in _places(root))
+    places = list(_places(root))
+    if root in sys.stdlib_module_names:  # unless a file beside the script has the same name
+        return os.path.abspath(sys.path[0]) not in map(os.path.dirname, places)
+    return root.partition("_")[0] == "drivetrain" or any(map(_is_in_site, places))
 
 
 def _is_in_site(place: str) -> bool:
@@ -113,14 +124,11 @@ def _is_in_site(place: str) -> bool:
 
 
 def _places(root: str) -> Iterator[str]:
-    """Yield the paths of a module or package. Ours may be installed from a clone."""
+    """Yield the paths of a module or package."""
     try:
         spec = sys.modules[root].__spec__ if root in sys.modules else importlib.util.find_spec(root)
     except (ImportError, ValueError, AttributeError):
         return
-    if spec is None:
-        return
-    if root.startswith("drivetrain"):
-        yield _INSTALLED[0]
-    yield from [spec.origin] if spec.origin else []
-    yield from spec.submodule_search_locations or ()
+    if spec is not None:
+        yield from [spec.origin] if spec.origin else []
+        yield from spec.submodule_search_locations or ()

@@ -17,19 +17,19 @@ import atexit
 import builtins
 import contextlib
 import gc
-import importlib
 import os
 import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from drivetrain._base.head import head_imports
+from drivetrain._base.head import HeadImport, head_imports
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.processes import ForkedProcess, fork_process
 from drivetrain._worker.output import flush_output
@@ -42,10 +42,11 @@ _START_THREADS = (
 )
 """Packages that start threads when imported, often those of pyarrow. The driver imports them after the fork."""
 
-_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/accel", "/dev/vfio")
+_ACCELERATORS = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/accel", "/dev/vfio")
+_EXIT_S = 5.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EarlyServer:
     """A server that was forked from this process.
 
@@ -53,61 +54,58 @@ class EarlyServer:
         process: the process.
         owner: the process id of the driver.
         control: the connection to it.
+        started: the time of the fork, as Unix time in seconds.
         environment: the environment variables at that moment.
         inherited: what else it has inherited at that moment.
-        is_taken: True if it is in use, or was.
     """
 
     process: ForkedProcess
     owner: int
     control: socket.socket
+    started: float
     environment: dict[str, str]
     inherited: object
-    is_taken: bool = False
 
     def has_settings_of_driver(self) -> bool:
         """Return True if a process that the driver started now would inherit the same settings of the system."""
         return self.inherited == _inherited()
 
-    def close(self) -> None:
-        """Kill the server."""
-        self.control.close()
-        self.process.kill()
 
+_attempts: list[int] = []
+"""The process that has tried to fork a server. Its forks do not try again."""
 
-_early: list[EarlyServer | None] = []
-"""The server that this process has forked. None in a process that is forked from it, and after a failure."""
+_unused: list[EarlyServer] = []
+"""The server that was forked, until it is used."""
 
 
 def take_server() -> EarlyServer | None:
     """Return the server that was forked from this process, once; None if there is none."""
-    server = _early[0] if _early else None
-    if server is None or server.owner != os.getpid() or server.is_taken:
+    try:
+        server = _unused.pop()  # atomic, for the case of several threads
+    except IndexError:
         return None
-    server.is_taken = True
-    return server
+    return server if server.owner == os.getpid() else None
 
 
-def fork_server(modules: Sequence[str]) -> None:
-    """Import modules as a script does, and fork a server that has them. Without effect if that is impossible.
+def fork_server(imports: Sequence[HeadImport]) -> None:
+    """Make imports as a script does, and fork a server that has them. Without effect if that is impossible.
 
     Args:
-        modules: the modules at the head of the script that are not imported yet. Their errors are raised.
+        imports: the imports at the head of the script that were not made yet. Their errors are raised.
     """
-    if _early or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0" or _is_traced() or _uses_cluster(modules):
+    if _attempts or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0" or _is_traced() or _uses_cluster(imports):
         return
-    _early.append(None)
-    _import_all(modules)
+    _attempts.append(os.getpid())
+    _make(imports)
     with contextlib.suppress(OSError):  # there are too many processes or descriptors: fit() will say so
         if not _uses_accelerator() and forkserver.forks_cleanly():
-            _early[0] = _fork()
+            _unused.append(_fork())
 
 
 def _fork() -> EarlyServer:
-    """Fork a server. It is no child of this process, whose script may wait for all of its children."""
     flush_output()  # the server would write it again
     driver = os.getpid()
-    inherited = _inherited()
+    environment, inherited, started = dict(os.environ), _inherited(), time.time()
     ours, theirs = socket.socketpair()
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C must not be raised in the child
     try:
@@ -115,24 +113,21 @@ def _fork() -> EarlyServer:
             if (pid := fork_process()) == 0:
                 ours.close()
                 forkserver.serve_driver(theirs, driver, masked)
-            with contextlib.suppress(ChildProcessError):  # this process ignores SIGCHLD
-                os.waitpid(pid, 0)
-        received = forkserver.receive(ours)
-        if received is None:
-            raise OSError("the server could not be forked")
-        server = EarlyServer(ForkedProcess(received[0]), driver, ours, dict(os.environ), inherited)
+        server = EarlyServer(ForkedProcess(pid), driver, ours, started, environment, inherited)
     except OSError:
         ours.close()
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-    atexit.register(_close_unused, server)
+    atexit.register(_close_unused)
     return server
 
 
-def _close_unused(server: EarlyServer) -> None:
-    if not server.is_taken and server.owner == os.getpid():
-        server.close()
+def _close_unused() -> None:
+    if (server := take_server()) is not None:
+        server.control.close()
+        server.process.kill()
+        server.process.wait(_EXIT_S)
 
 
 def _is_traced() -> bool:
@@ -141,10 +136,11 @@ def _is_traced() -> bool:
     return bool(sys.gettrace() or sys.getprofile() or (tools is not None and any(map(tools.get_tool, range(6)))))
 
 
-def _uses_cluster(modules: Sequence[str]) -> bool:
+def _uses_cluster(imports: Sequence[HeadImport]) -> bool:
     """Return True if another runtime will probably start the workers."""
     variables = ("RAY_ADDRESS", "DRIVETRAIN_COMMAND")
-    return "ray" in sys.modules or "ray" in modules or any(name in os.environ for name in variables)
+    modules = {*sys.modules, *(name for each in imports for name in each.modules)}
+    return "ray" in modules or any(name in os.environ for name in variables)
 
 
 def _uses_accelerator() -> bool:
@@ -158,22 +154,24 @@ def _uses_accelerator() -> bool:
 
 def _inherited() -> object:
     """Return the settings of the system that a process inherits from the one that starts it."""
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
     return (
         [resource.getrlimit(number) for name, number in vars(resource).items() if name.startswith("RLIMIT_")],
         (os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)),
-        (os.getresuid(), os.getresgid(), os.getgroups(), signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
+        (os.getresuid(), os.getresgid(), os.getgroups(), signal.pthread_sigmask(signal.SIG_BLOCK, ()), ignored),
         [Path("/proc/self", name).read_bytes() for name in ("cgroup", "oom_score_adj")],
     )
 
 
-def _import_all(modules: Sequence[str]) -> None:
+def _make(imports: Sequence[HeadImport]) -> None:
     was_enabled = gc.isenabled()
     gc.disable()  # garbage collection takes a tenth of the time of imports
     try:
-        for name in modules:
-            if name.partition(".")[0] in _START_THREADS:
+        for each in imports:
+            if any(name.partition(".")[0] in _START_THREADS for name in each.modules):
                 return
-            importlib.import_module(name)
+            exec(each.compiled(), {"__name__": "__main__"})
     finally:
         if was_enabled:
             gc.enable()
@@ -190,13 +188,14 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     content = Path(absolute).read_bytes()
     module = ModuleType("__main__")
     module.__file__ = absolute
+    module.__cached__ = None  # type: ignore[attr-defined]
     module.__loader__ = SourceFileLoader("__main__", absolute)
     module.__builtins__ = builtins  # type: ignore[attr-defined]
     sys.argv = [path, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     try:
-        fork_server([name for each in head_imports(content) for name in each.modules])
+        fork_server(head_imports(content, absolute))
         sys.modules["__main__"] = module
         exec(compile(content, absolute, "exec", dont_inherit=True), vars(module))
     except SystemExit:
@@ -207,7 +206,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "importlib"):
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == __name__:
         traceback = traceback.tb_next
     return traceback
 

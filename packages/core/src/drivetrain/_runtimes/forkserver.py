@@ -30,9 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, NoReturn
-
-from threadpoolctl import ThreadpoolController
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain._base.processstate import interpreter_options
 from drivetrain._hooks.helpers import worker_threads
@@ -43,6 +41,9 @@ from drivetrain._wire.frames import Channel
 from drivetrain._worker.leaving import ExitHandlers, finish_process
 from drivetrain._worker.main import serve
 from drivetrain._worker.stacks import dump_stacks_on_signal
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["ForkRequest", "forks_cleanly", "main", "receive", "send", "serve_driver"]
 
@@ -119,19 +120,19 @@ def main(control_descriptor: int, own: Sequence[str], preload: Sequence[str], dr
 
 
 def serve_driver(control: socket.socket, driver_pid: int, signal_mask: set[signal.Signals | int]) -> NoReturn:
-    """Serve the driver from which this process has just been forked, like :func:`main`, in a process of its own.
+    """Serve the driver from which this process has just been forked, like :func:`main`.
 
     Args:
-        control: the connection to the driver, to which the pid of that process is sent.
+        control: the connection to the driver.
         driver_pid: the pid of the driver.
         signal_mask: the blocked signals of the driver; this process has others.
     """
     try:
-        os.setsid()  # only the driver handles Ctrl-C in the terminal
-        if (pid := fork_process()) != 0:
-            send(control, pid)
-            os._exit(0)
         gc.disable()
+        os.setsid()  # only the driver handles Ctrl-C in the terminal
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):  # a handler of a module
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
         _close_inherited()
         sys.modules["__main__"] = ModuleType("__main__")  # instead of the script, which is at its head
@@ -204,6 +205,10 @@ class _Server:
         self, own: Sequence[str], preload: Sequence[str], environment: Mapping[str, str], module_path: Sequence[str]
     ) -> bool:
         """Import what the first group needs. Return False if a module has started threads."""
+        # The driver has loaded the libraries, so they start as many threads as this machine has cores. Imported here,
+        # because threadpoolctl sets an environment variable.
+        from threadpoolctl import ThreadpoolController
+
         sys.path[:] = module_path
         os.environ.clear()
         os.environ.update({**_WITHOUT_THREADS, **environment})
@@ -211,7 +216,6 @@ class _Server:
         if _import_cleanly(preload) is not None:
             return False
         load_frameworks()
-        # The driver has loaded the libraries, so they start as many threads as this machine has cores.
         self._pools = ThreadpoolController()
         self._send(("prepared",))
         return True

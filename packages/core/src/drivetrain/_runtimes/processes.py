@@ -41,24 +41,24 @@ def fork_process() -> int:
 
 
 class ForkedProcess:
-    """A process that need not be a child of this one, with the methods of :class:`subprocess.Popen` for a server.
+    """A child that this process has forked, with the methods of :class:`subprocess.Popen` that a server needs.
 
     Args:
-        pid: its process id. The process must be running.
+        pid: its process id.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._descriptor = -1
-        self._descriptor = os.pidfd_open(pid)
-
-    def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        self._has_exited = False
 
     def poll(self) -> int | None:
-        """Return None if it is running, and otherwise 0: its exit code is unknown."""
-        return 0 if select.select([self._descriptor], [], [], 0.0)[0] else None
+        """Return None if it is running, and otherwise 0: nothing depends on its exit code."""
+        if not self._has_exited:
+            try:
+                self._has_exited = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+            except ChildProcessError:  # other code has reaped it, or this process ignores the exit of children
+                self._has_exited = True
+        return 0 if self._has_exited else None
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the exit of the process.
@@ -66,14 +66,23 @@ class ForkedProcess:
         Raises:
             subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
         """
-        if not select.select([self._descriptor], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
+        if self.poll() is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                poller = select.poll()
+                poller.register(descriptor, select.POLLIN)
+                if not poller.poll(None if timeout is None else 1000 * timeout):
+                    raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
+            finally:
+                os.close(descriptor)
+            self.poll()
         return 0
 
     def kill(self) -> None:
-        """Kill the process."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+        """Kill the process, unless this process has changed its user, and is not allowed to."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class _Closable(Protocol):

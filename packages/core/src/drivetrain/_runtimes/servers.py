@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from drivetrain._base.lazy import PUBLIC
 from drivetrain._base.processstate import interpreter_options
@@ -26,6 +25,7 @@ from drivetrain.errors import WaitTimeoutError
 __all__ = ["ForkServers", "ServerHandle", "kept_servers", "wait_for"]
 
 _INTERPRETER_VARIABLES = ("PYTHON", "LD_", "MALLOC_")
+_EXIT_S = 10.0
 
 
 def _public_modules() -> tuple[str, ...]:
@@ -74,13 +74,14 @@ class ServerHandle:
             WaitTimeoutError: the imports take longer than the run may take to start.
         """
         deadline = time.monotonic() + spec.start_timeout_s
-        awaited: list[Any] = [self.control, spec.interrupts.fileno()]
+        poller = select.poll()
+        poller.register(self.control, select.POLLIN)
+        poller.register(spec.interrupts.fileno(), select.POLLIN)
         try:
             message = ("prepare", _public_modules(), tuple(spec.preload), dict(environment), tuple(sys.path))
             self._send(message, (), spec.start_timeout_s)
             while not wait_for(self.control, select.POLLIN, 0.0):
-                seconds = max(0.0, deadline - time.monotonic())
-                if not select.select(awaited, [], [], seconds)[0]:
+                if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
                     raise WaitTimeoutError(
                         "[DT-303] the workers did not start within RunConfig.start_timeout_s; still waiting for the "
                         f"imports of {', '.join(spec.preload)} in the process from which they are forked"
@@ -120,7 +121,8 @@ class ServerHandle:
                     self._process.wait(wait_s)
         finally:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # this process may not kill it: see ForkedProcess
+                self._process.wait(_EXIT_S)
 
     def _send(self, message: object, descriptors: Sequence[int], timeout_s: float) -> None:
         self.control.settimeout(max(0.001, timeout_s))
@@ -211,6 +213,7 @@ def _forked_early(key: object, spec: GroupSpec, environment: Mapping[str, str]) 
     if early is None:
         return None
     server = ServerHandle(key, early.process, early.control)
+    server.started = early.started
     try:
         variables = _read_on_import(spec, {**os.environ, **spec.environment})
         is_same = variables == _read_on_import(spec, early.environment) and early.has_settings_of_driver()

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
 
@@ -57,7 +58,7 @@ class Script:
         self.argv = [str(path) if module is None else self.path, *arguments]
         self.module = module
         self.target = str(path) if module is None else f"-m {module}"
-        self.source = path.read_text(encoding="utf-8")
+        self.source = decode_source(path.read_bytes())
         self.__qualname__ = path.name if module is None else module
         if module is None:
             self.package, root = package_of(path)
