@@ -21,6 +21,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -127,7 +128,8 @@ def _close_unused() -> None:
     if (server := take_server()) is not None:
         server.control.close()
         server.process.kill()
-        server.process.wait(_EXIT_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # this process may not kill it: see ForkedProcess
+            server.process.wait(_EXIT_S)
 
 
 def _is_traced() -> bool:
