@@ -252,7 +252,7 @@ def test_process_with_threads_is_not_forked(tmp_path: Path, heavy: Path, command
 
     ranks, imports = run(tmp_path, f"import heavy\n{FROM_DRIVETRAIN}\n", command=command)
 
-    # The driver, the server that finds the thread and starts again without the module, and the two workers.
+    # The driver, the server that finds the thread and restarts without the module, and the two workers.
     assert len(imports) == 4
     assert all(len(each["seen"]) == 1 for each in ranks)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["WARMUP", "TorchFramework", "group_variables"]
 
 WARMUP = ("torch.distributed.nn", "sympy", "drivetrain_torch._warmup", "torch.distributed.fsdp")
-"""What a training imports with its first ``DistributedDataParallel`` or optimizer: torch's whole compiler.
+"""The modules that a training imports with its first ``DistributedDataParallel`` or optimizer: torch's compiler.
 
 ``torch.distributed.nn`` comes first, because it must be imported before there is a process group.
 """

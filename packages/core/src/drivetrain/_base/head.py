@@ -114,7 +114,7 @@ def _imported(statement: ast.stmt) -> tuple[str, ...] | None:
 def _is_installed(module: str) -> bool:
     root = module.partition(".")[0]
     places = list(_places(root))
-    if root in sys.stdlib_module_names:  # unless a file beside the script has the same name
+    if root in sys.stdlib_module_names:  # unless a file next to the script has the same name
         return os.path.abspath(sys.path[0]) not in map(os.path.dirname, places)
     return root.partition("_")[0] == "drivetrain" or any(map(_is_in_site, places))
 
