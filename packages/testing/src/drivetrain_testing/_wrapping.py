@@ -27,7 +27,7 @@ __all__ = ["FailsInSetup", "Observed", "RunsInWorker", "UnreachableGroup", "Wrap
 _STARTING = ("preload", "preload_environment", "environment")
 """The attributes that the workers depend on. The runs of all tests have the same values, so they share a fork server.
 
-``warmup`` is left empty: it only saves time later in a run, and an interactive trainer waits for these imports.
+``warmup`` is left empty: the start of each server would wait for these imports, which the tests do not need.
 """
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 
+from drivetrain._base.processstate import INSTALLED
+
 __all__ = ["HeadImport", "head_imports", "later_imports"]
 
-_INSTALLED = ("site-packages", "dist-packages")
 _OF_IMPORTS = ("drivetrain._runtimes.early", "drivetrain._base.lazy", "importlib._bootstrap")
 
 
@@ -120,7 +121,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _is_in_site(place: str) -> bool:
-    return any(part in _INSTALLED for part in place.split(os.sep))
+    return any(part in INSTALLED for part in place.split(os.sep))
 
 
 def _places(root: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["ProcessState", "interpreter_options"]
+__all__ = ["INSTALLED", "ProcessState", "interpreter_options"]
 
 _OPTIONS = {
     "debug": "-d",
@@ -29,7 +29,9 @@ _OPTIONS = {
     "bytes_warning": "-b",
     "isolated": "-I",
 }
-_INSTALLED = ("site-packages", "dist-packages")
+INSTALLED = ("site-packages", "dist-packages")
+"""The names of the directories of installed packages."""
+
 _Filter = tuple[str, str, str, str, int]
 
 _added_handlers: list[tuple[logging.Logger, logging.Handler]] = []
@@ -192,7 +194,7 @@ def _configures_itself(logger: logging.Logger) -> bool:
     """Return True for a logger of an installed package, which adds its handlers when a worker imports it."""
     module = sys.modules.get(logger.name.partition(".")[0])
     file = getattr(module, "__file__", None) or ""
-    return any(name in file for name in _INSTALLED)
+    return any(name in file for name in INSTALLED)
 
 
 def _add_handler(logger: logging.Logger, stream: str, level: int, formatter: logging.Formatter | None) -> None:

@@ -6,12 +6,11 @@ import os
 import sys
 from collections.abc import Mapping
 
+from drivetrain._base.processstate import INSTALLED
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.output import WorkerOutput
 
 __all__ = ["join_run", "update_environment"]
-
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def join_run(command: JoinRun, output: WorkerOutput) -> bool:
@@ -45,13 +44,13 @@ def update_environment(variables: Mapping[str, str]) -> None:
 def _uses_old_modules(since: float) -> bool:
     """Return True if the file of an imported module was changed after a Unix time. Installed packages are ignored."""
     folders = [os.path.join(entry or os.getcwd(), "") for entry in sys.path]
-    editable = tuple(folder for folder in folders if not any(name in folder for name in _INSTALLED))
+    editable = tuple(folder for folder in folders if not any(name in folder for name in INSTALLED))
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     return any(_changed_since(file, since) for file in files if isinstance(file, str) and file.startswith(editable))
 
 
 def _changed_since(file: str, since: float) -> bool:
     try:
-        return not any(name in file for name in _INSTALLED) and os.stat(file).st_mtime > since
+        return not any(name in file for name in INSTALLED) and os.stat(file).st_mtime > since
     except OSError:
         return False
