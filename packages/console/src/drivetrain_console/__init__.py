@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from drivetrain_console._commands.main import main
+    from drivetrain_console._commands.entry import main
     from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_run
     from drivetrain_console._progress.progress import ProgressCallback
     from drivetrain_console._views.figures import plot
@@ -31,7 +31,7 @@ __all__ = [
 _MODULES = {
     "BAD": "_commands.output",
     "OK": "_commands.output",
-    "main": "_commands.main",
+    "main": "_commands.entry",
     "Commands": "_commands.output",
     "add_command": "_commands.output",
     "emit": "_commands.output",

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return MISSING
         return USAGE if isinstance(error, (ConfigurationError, PluginError, RunExistsError)) else BAD
     if hasattr(chosen, "finally_run"):  # a script, whose errors are not those of this command
-        chosen.finally_run()
+        return chosen.finally_run() or status
     return status
 
 

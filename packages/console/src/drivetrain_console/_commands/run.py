@@ -22,6 +22,7 @@ from drivetrain import ConfigurationError, TrainingFailedError
 from drivetrain.plugin import load_plugin
 from drivetrain.plugin.sessions import Script, ScriptBackend, behind_exit, package_of
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_run, write
+from drivetrain_console._commands.warm import keep_warm_default, seconds_option
 
 if TYPE_CHECKING:
     from drivetrain import Result
@@ -60,6 +61,14 @@ def add_run(commands: Commands) -> None:
     parser.usage = "drivetrain run TARGET [OPTION ...] [-- ARGUMENT ...]"  # main() removes the arguments after --
     parser.set_defaults(script_arguments=[])
     _add_worker_options(parser)
+    parser.add_argument(
+        "--keep-warm",
+        type=seconds_option,
+        default=keep_warm_default(),
+        metavar="TIME",
+        help="for a script that runs as the driver: keep a process with its imports for this time after the run, such "
+        "as 10m, from which the next run starts at once; 0 to use no such process (default: DRIVETRAIN_KEEP_WARM)",
+    )
     run = parser.add_argument_group("run")
     run.add_argument(
         "--config",
@@ -237,7 +246,7 @@ def _run_as_driver(arguments: argparse.Namespace) -> int:
         os.execv(sys.executable, [sys.executable, "-m", arguments.target, *arguments.script_arguments])
     from drivetrain.plugin.drivers import run_script
 
-    arguments.finally_run = partial(run_script, arguments.target, arguments.script_arguments)
+    arguments.finally_run = partial(run_script, arguments.target, arguments.script_arguments, arguments.keep_warm)
     return OK
 
 

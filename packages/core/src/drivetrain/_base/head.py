@@ -8,19 +8,17 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
-from drivetrain._base.processstate import INSTALLED
+from drivetrain._base.interpreter import INSTALLED
 
 __all__ = ["HeadImport", "head_imports", "later_imports"]
 
 _OF_IMPORTS = ("drivetrain._runtimes.early", "drivetrain._base.lazy", "importlib._bootstrap")
 
 
-@dataclass(frozen=True, slots=True)
-class HeadImport:
+class HeadImport(NamedTuple):
     """An import statement at the head of a script.
 
     Attributes:
@@ -52,7 +50,8 @@ def later_imports() -> list[HeadImport] | None:
     if os.path.abspath(frame.f_code.co_filename) != os.path.abspath(path):  # code that the script executes
         return None
     try:
-        head = head_imports(Path(path).read_bytes(), path)
+        with open(path, "rb") as file:
+            head = head_imports(file.read(), path)
     except OSError:
         return None
     line = frame.f_lineno

@@ -17,20 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["INSTALLED", "ProcessState", "interpreter_options"]
+from drivetrain._base.interpreter import INSTALLED
 
-_OPTIONS = {
-    "debug": "-d",
-    "optimize": "-O",
-    "dont_write_bytecode": "-B",
-    "no_user_site": "-s",
-    "ignore_environment": "-E",
-    "verbose": "-v",
-    "bytes_warning": "-b",
-    "isolated": "-I",
-}
-INSTALLED = ("site-packages", "dist-packages")
-"""The names of the directories of installed packages."""
+__all__ = ["ProcessState"]
 
 _Filter = tuple[str, str, str, str, int]
 
@@ -136,14 +125,6 @@ class ProcessState:
                 with contextlib.suppress(AttributeError):
                     kind = pkgutil.resolve_name(f"{package}:{name}")
                     warnings.filterwarnings(cast("Any", action), message, kind, module, line)
-
-
-def interpreter_options() -> list[str]:
-    """Return the options of the command line with which this interpreter was started."""
-    options = [option for flag, option in _OPTIONS.items() for _ in range(int(getattr(sys.flags, flag)))]
-    for name, value in sys._xoptions.items():
-        options += ["-X", name if value is True else f"{name}={value}"]
-    return [*options, *(f"-W{option}" for option in sys.warnoptions)]
 
 
 def _umask() -> int:

@@ -12,11 +12,11 @@ import errno
 import os
 import re
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 
+from drivetrain._base.peers import is_trusted, peer_uid
 from drivetrain.errors import StorageError
 
 __all__ = ["ask", "listen"]
@@ -71,7 +71,7 @@ def _serve(listener: socket.socket, reply: Callable[[str], str], ended: threadin
             continue
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_WAIT_S)
-            if _peer_uid(connection) not in (0, os.getuid()):
+            if not is_trusted(connection):
                 continue
             request = connection.recv(1000).decode(errors="replace")
             try:
@@ -106,10 +106,10 @@ def ask(run_id: str, request: str) -> str | None:
                 f"the driver of run {run_id} is on this machine but does not accept connections ({error}). "
                 "Try again in a minute"
             ) from error
-        if (uid := _peer_uid(connection)) not in (0, os.getuid()):
+        if not is_trusted(connection):
             raise StorageError(
-                f"the driver of run {run_id}: expected a process of this user, got a process of user id {uid}. "
-                "Its reply was not read"
+                f"the driver of run {run_id}: expected a process of this user, got a process of user id "
+                f"{peer_uid(connection)}. Its reply was not read"
             )
         received = bytearray()
         try:
@@ -128,9 +128,3 @@ def ask(run_id: str, request: str) -> str | None:
 def _receive(connection: socket.socket, deadline: float) -> bytes:
     connection.settimeout(max(0.001, deadline - time.monotonic()))
     return connection.recv(1 << 16)
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a Unix socket."""
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)

@@ -18,7 +18,6 @@ import builtins
 import contextlib
 import gc
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -31,11 +30,16 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from drivetrain._base.head import HeadImport, head_imports
+from drivetrain._base.inherited import inherited_settings
+from drivetrain._base.interpreter import set_module_path
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.processes import ForkedProcess, fork_process
+from drivetrain._runtimes.warm import WarmServer, find_warm_server, run_in_warm_server, warm_digest
+from drivetrain._runtimes.warmserver import BecomeDriver, DriverRequest, WarmSettings
 from drivetrain._worker.output import flush_output
+from drivetrain.errors import WaitTimeoutError
 
-__all__ = ["EarlyServer", "fork_server", "run_script", "take_server"]
+__all__ = ["EarlyServer", "fork_server", "run_script", "start_warm_server", "take_server"]
 
 _START_THREADS = (
     *("datasets", "deepspeed", "keras", "lightgbm", "mlflow", "pandas", "polars", "pyarrow", "sklearn"),
@@ -45,6 +49,7 @@ _START_THREADS = (
 
 _ACCELERATORS = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/accel", "/dev/vfio")
 _EXIT_S = 5.0
+_WARM_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class EarlyServer:
 
     def has_settings_of_driver(self) -> bool:
         """Return True if a process that the driver started now would inherit the same settings of the system."""
-        return self.inherited == _inherited()
+        return self.inherited == inherited_settings()
 
 
 _attempts: list[int] = []
@@ -88,11 +93,16 @@ def take_server() -> EarlyServer | None:
     return server if server.owner == os.getpid() else None
 
 
-def fork_server(imports: Sequence[HeadImport]) -> None:
+def fork_server(imports: Sequence[HeadImport], digest: str | None = None, keep_s: float = 0.0) -> None:
     """Make imports as a script does, and fork a server that has them. Without effect if that is impossible.
 
     Args:
         imports: the imports at the head of the script that were not made yet. Their errors are raised.
+        digest: the digest of the warm server that is forked from this server; None for none.
+        keep_s: the time in seconds for which the warm server is kept.
+
+    Raises:
+        BecomeDriver: in a process that was forked from the warm server, to run a script.
     """
     if _attempts or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0" or _is_traced() or _uses_cluster(imports):
         return
@@ -100,20 +110,24 @@ def fork_server(imports: Sequence[HeadImport]) -> None:
     _make(imports)
     with contextlib.suppress(OSError):  # there are too many processes or descriptors: fit() will say so
         if not _uses_accelerator() and forkserver.forks_cleanly():
-            _unused.append(_fork())
+            _unused.append(_fork(imports, digest, keep_s))
 
 
-def _fork() -> EarlyServer:
+def _fork(imports: Sequence[HeadImport], digest: str | None, keep_s: float) -> EarlyServer:
     flush_output()  # the server would write it again
     driver = os.getpid()
-    environment, inherited, started = dict(os.environ), _inherited(), time.time()
+    environment, inherited, started = dict(os.environ), inherited_settings(), time.time()
+    warm = None
+    if digest is not None:
+        modules = tuple(name for each in imports for name in each.modules if name in sys.modules)
+        warm = WarmSettings(digest=digest, modules=modules, keep_s=keep_s, environment=environment)
     ours, theirs = socket.socketpair()
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C must not be raised in the child
     try:
         with theirs:
             if (pid := fork_process()) == 0:
                 ours.close()
-                forkserver.serve_driver(theirs, driver, masked)
+                forkserver.serve_driver(theirs, driver, masked, warm)
         server = EarlyServer(ForkedProcess(pid), driver, ours, started, environment, inherited)
     except OSError:
         ours.close()
@@ -154,18 +168,6 @@ def _uses_accelerator() -> bool:
     return False
 
 
-def _inherited() -> object:
-    """Return the settings of the system that a process inherits from the one that starts it."""
-    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
-    return (
-        [resource.getrlimit(number) for name, number in vars(resource).items() if name.startswith("RLIMIT_")],
-        (os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)),
-        (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
-        (os.getresuid(), os.getresgid(), os.getgroups(), signal.pthread_sigmask(signal.SIG_BLOCK, ()), ignored),
-        [Path("/proc/self", name).read_bytes() for name in ("cgroup", "oom_score_adj")],
-    )
-
-
 def _make(imports: Sequence[HeadImport]) -> None:
     was_enabled = gc.isenabled()
     gc.disable()  # garbage collection takes a tenth of the time of imports
@@ -179,13 +181,81 @@ def _make(imports: Sequence[HeadImport]) -> None:
             gc.enable()
 
 
-def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Run a script in this process like ``python script.py``, after the imports at its head and the fork of a server.
+def run_script(path: str, arguments: Sequence[str], keep_s: float | None = None) -> None:
+    """Run a script like ``python script.py``, in a driver of a warm server if there is one for it.
+
+    Otherwise, run it in this process, after the imports at its head and the fork of a server.
 
     Args:
         path: the path of the script, as the user has given it.
         arguments: its arguments.
+        keep_s: the time in seconds for which a warm server is kept after the run; 0 to use none, and None to use one
+            that exists.
     """
+    set_module_path(path)
+    digest = None
+    if keep_s != 0:
+        if (status := run_in_warm_server(path, arguments, keep_s)) is not None:
+            sys.exit(status)
+        with contextlib.suppress(OSError):  # this is not Linux, or the script cannot be read
+            digest = warm_digest(path) if keep_s else None
+    try:
+        _run_here(path, arguments, digest, keep_s or 0.0)
+    except BecomeDriver as driver:
+        request = driver.request
+    else:
+        return
+    _run_as_driver(request)
+
+
+def start_warm_server(path: str, keep_s: float) -> WarmServer | None:
+    """Start a warm server for a script, without running it. Return None if that is impossible.
+
+    Args:
+        path: the path of the script.
+        keep_s: the time in seconds for which the server is kept after each run.
+
+    Raises:
+        WaitTimeoutError: the imports take too long.
+    """
+    set_module_path(path)
+    digest = warm_digest(path)
+    try:
+        fork_server(head_imports(Path(path).read_bytes(), os.path.abspath(path)), digest, keep_s)
+    except BecomeDriver as driver:
+        request = driver.request
+    else:
+        return _await_warm_server(digest)
+    _run_as_driver(request)
+    sys.exit()
+
+
+def _await_warm_server(digest: str) -> WarmServer | None:
+    early = take_server()
+    if early is None:
+        return None
+    deadline = time.monotonic() + _WARM_S
+    try:
+        while early.process.poll() is None:
+            if (found := find_warm_server(digest)) is not None:
+                return found
+            if time.monotonic() > deadline:
+                raise WaitTimeoutError(f"the imports of the script were not complete after {_WARM_S:.0f} s")
+            time.sleep(0.05)
+        return None
+    finally:
+        early.control.close()
+        early.process.kill()
+
+
+def _run_as_driver(request: DriverRequest) -> None:
+    """Run a script in a process that was forked from a warm server."""
+    _attempts.clear()
+    set_module_path(request.path)
+    _run_here(request.path, request.arguments, None, 0.0)
+
+
+def _run_here(path: str, arguments: Sequence[str], digest: str | None, keep_s: float) -> None:
     absolute = os.path.abspath(path)
     content = Path(absolute).read_bytes()
     module = ModuleType("__main__")
@@ -194,13 +264,11 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     module.__loader__ = SourceFileLoader("__main__", absolute)
     module.__builtins__ = builtins  # type: ignore[attr-defined]
     sys.argv = [path, *arguments]
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
     try:
-        fork_server(head_imports(content, absolute))
+        fork_server(head_imports(content, absolute), digest, keep_s)
         sys.modules["__main__"] = module
         exec(compile(content, absolute, "exec", dont_inherit=True), vars(module))
-    except SystemExit:
+    except (BecomeDriver, SystemExit):
         raise
     except BaseException as error:
         _show_from(_without_own_frames(error.__traceback__))

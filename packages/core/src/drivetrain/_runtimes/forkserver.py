@@ -32,11 +32,12 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from drivetrain._base.processstate import interpreter_options
+from drivetrain._base.interpreter import interpreter_options
 from drivetrain._hooks.helpers import worker_threads
 from drivetrain._plugins.frameworks import limit_threads, load_frameworks, reseed
 from drivetrain._runtimes.parent import ProcessParent
 from drivetrain._runtimes.processes import fork_process
+from drivetrain._runtimes.warmserver import BecomeDriver, WarmSettings, fork_warm_server
 from drivetrain._wire.frames import Channel
 from drivetrain._worker.leaving import ExitHandlers, finish_process
 from drivetrain._worker.main import serve
@@ -119,13 +120,19 @@ def main(control_descriptor: int, own: Sequence[str], preload: Sequence[str], dr
     server.run()
 
 
-def serve_driver(control: socket.socket, driver_pid: int, signal_mask: set[signal.Signals | int]) -> NoReturn:
+def serve_driver(
+    control: socket.socket, driver_pid: int, signal_mask: set[signal.Signals | int], warm: WarmSettings | None
+) -> NoReturn:
     """Serve the driver from which this process has just been forked, like :func:`main`.
 
     Args:
         control: the connection to the driver.
         driver_pid: the pid of the driver.
         signal_mask: the blocked signals of the driver; this process has others.
+        warm: the settings of the warm server to fork after the imports; None for none.
+
+    Raises:
+        BecomeDriver: in a process that was forked from the warm server, to run a script.
     """
     try:
         gc.disable()
@@ -137,9 +144,13 @@ def serve_driver(control: socket.socket, driver_pid: int, signal_mask: set[signa
         _close_inherited()
         sys.modules["__main__"] = ModuleType("__main__")  # instead of the script, which is at its head
         os.environ.update(_WITHOUT_THREADS)
-        server = _Server(control, os.pidfd_open(driver_pid))
+        driver = os.pidfd_open(driver_pid)
         if _import_cleanly(load_frameworks()) is None:
-            server.run()
+            if warm is not None:
+                fork_warm_server(warm, close=lambda: (control.close(), os.close(driver)))
+            _Server(control, driver).run()
+    except BecomeDriver:
+        raise
     except BaseException:  # fit() will start another server
         os._exit(1)
     os._exit(1)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from drivetrain._base.processstate import INSTALLED
+from drivetrain._base.interpreter import INSTALLED
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.output import WorkerOutput
 

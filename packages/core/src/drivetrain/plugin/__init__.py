@@ -54,7 +54,7 @@ else:
     }
     _MODULES = (
         "backends callbacks checks datasets drivers files installed processes reading runtimes sessions state storage "
-        "trainers"
+        "trainers warm"
     )
     __getattr__, __dir__ = lazy_names(__name__, _SOURCES, _MODULES)
 

@@ -1,0 +1,46 @@
+"""The beginning of the ``drivetrain`` command, which imports little, because a warm server starts a script at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: the arguments after the command's name; None for the arguments of this process.
+
+    Returns:
+        The exit code; see :mod:`drivetrain_console`.
+    """
+    if arguments is None and (status := _run_warm(sys.argv[1:])) is not None:
+        return status
+    from drivetrain_console._commands.main import main as run_command
+
+    return run_command(arguments)
+
+
+def _run_warm(given: Sequence[str]) -> int | None:
+    """Run a script in a driver of a warm server. Return None if there is no server, or the arguments mean another."""
+    end = given.index("--") if "--" in given else len(given)
+    options = list(given[1:end])
+    keep = os.environ.get("DRIVETRAIN_KEEP_WARM", "")
+    if len(options) == 3 and options[0] == "--keep-warm":
+        keep = options[1]
+        del options[:2]
+    if given[:1] != ["run"] or len(options) != 1 or not options[0].endswith(".py") or options[0].startswith("-"):
+        return None
+    from drivetrain.plugin.warm import run_in_warm_server, seconds_of
+
+    try:
+        keep_s = seconds_of(keep) if keep else None
+    except ValueError:  # the command explains it
+        return None
+    if keep_s == 0 or not os.path.isfile(options[0]):
+        return None
+    return run_in_warm_server(options[0], given[end + 1 :], keep_s)

@@ -1,0 +1,254 @@
+"""Runs a script in a driver that is forked from a warm server, which has made the imports of the script.
+
+A warm server is a process that remains after a run, for a time that the user sets: see
+:mod:`drivetrain._runtimes.warmserver`. This module has the side of its clients. It imports little, because all of it
+is part of the time until the script starts.
+
+Server and client find each other by an abstract Unix socket. Its name contains the user and a digest of everything on
+which the imports of the script and the start of a driver depend, so a client in any other situation finds no server.
+Each side checks the user of the other. Requests and replies are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from drivetrain._base.head import head_imports
+from drivetrain._base.inherited import inherited_settings
+from drivetrain._base.interpreter import as_main_script, interpreter_options
+from drivetrain._base.peers import peer_uid
+from drivetrain._version import __version__
+
+__all__ = [
+    "KEEP_WARM",
+    "PASSED",
+    "WarmServer",
+    "abstract_name",
+    "find_warm_server",
+    "receive_line",
+    "run_in_warm_server",
+    "seconds_of",
+    "warm_digest",
+    "warm_servers",
+]
+
+KEEP_WARM = "DRIVETRAIN_KEEP_WARM"
+"""The environment variable with the time for which a warm server is kept."""
+
+PASSED = ("_", "OLDPWD", "PWD", "SHLVL", "COLUMNS", "LINES", KEEP_WARM)
+"""Environment variables that the shell changes from command to command. The driver gets those of the client."""
+
+_FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
+_MAX_LINE_BYTES = 4 << 20
+_WAIT_S = 5.0
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def seconds_of(text: str) -> float:
+    """Return a time such as ``90``, ``30s``, ``10m`` or ``2h`` in seconds.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None:
+        raise ValueError(f"expected a time such as 90, 30s, 10m or 2h, got {text!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def warm_digest(path: str) -> str:
+    """Return a digest of all that the imports of a script and the start of its driver depend on.
+
+    Args:
+        path: the path of the script.
+
+    Raises:
+        OSError: the script cannot be read, or this is not Linux.
+    """
+    with open(path, "rb") as file, as_main_script(path):
+        head = head_imports(file.read(), path)
+    facts = {
+        "interpreter": (sys.executable, sys.version, interpreter_options(), __version__),
+        "module path": sys.path[1:],
+        "modules": [each.modules for each in head],
+        "environment": sorted((name, value) for name, value in os.environ.items() if name not in PASSED),
+        "settings": inherited_settings(),
+        "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))],
+    }
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def abstract_name(digest: str) -> str:
+    """Return the name of the socket of the server with this digest."""
+    return f"drivetrain-warm-{os.getuid()}-{digest}"
+
+
+def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None) -> int | None:
+    """Run a script in a driver that a warm server forks. Return None if there is no server for it.
+
+    While the driver runs, this process forwards signals to it. The driver is killed if this process dies.
+
+    Args:
+        path: the path of the script.
+        arguments: its arguments.
+        keep_s: the time in seconds for which the server is kept after the run; None for the time as before.
+
+    Returns:
+        The exit code of the driver. If a signal has killed the driver, this process kills itself with it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if not _names():
+                return None
+            connection = stack.enter_context(_connected(abstract_name(warm_digest(path))))
+            _send_request(connection, path, arguments, keep_s)
+            pid = int(json.loads(receive_line(connection)[0])["pid"])
+        except (OSError, ValueError, KeyError):  # there is none, or it has refused
+            return None
+        connection.settimeout(None)
+        stack.enter_context(_forwarding(pid))
+        status = int(receive_line(connection)[0] or -signal.SIGKILL)
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+def _send_request(connection: socket.socket, path: str, arguments: Sequence[str], keep_s: float | None) -> None:
+    os.umask(umask := os.umask(0o077))
+    request = {
+        "command": "run",
+        "path": path,
+        "arguments": list(arguments),
+        "working_directory": os.getcwd(),
+        "umask": umask,
+        "variables": {name: os.environ[name] for name in PASSED if name in os.environ},
+        "keep_s": keep_s,
+    }
+    data = json.dumps(request).encode() + b"\n"
+    sent = socket.send_fds(connection, [data], [0, 1, 2])
+    connection.sendall(data[sent:])
+
+
+class WarmServer:
+    """A running warm server of this user.
+
+    Args:
+        name: the name of its socket.
+        facts: its reply to a request for its status.
+
+    Attributes:
+        pid: its process id.
+        modules: the modules that it has imported for the heads of scripts.
+        runs: the number of drivers that are running.
+        served: the number of drivers that it has forked, the running ones included.
+        remaining_s: the time in seconds until it ends if there is no other run; with runs, the time after the last one.
+        memory_bytes: its resident memory, most of which its drivers and their workers share.
+    """
+
+    def __init__(self, name: str, facts: Any) -> None:
+        self._name = name
+        self.pid = int(facts["pid"])
+        self.modules = tuple(map(str, facts["modules"]))
+        self.runs = int(facts["runs"])
+        self.served = int(facts["served"])
+        self.remaining_s = float(facts["remaining_s"])
+        self.memory_bytes = int(facts["memory_bytes"])
+
+    def stop(self) -> None:
+        """End the server, after its runs if there are any."""
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            _ask(self._name, "stop")
+
+
+def warm_servers() -> list[WarmServer]:
+    """Return the warm servers of this user on this machine."""
+    found = []
+    for name in _names():
+        with contextlib.suppress(OSError, ValueError, KeyError):  # it is about to end
+            found.append(WarmServer(name, _ask(name, "status")))
+    return found
+
+
+def find_warm_server(digest: str) -> WarmServer | None:
+    """Return the warm server with a digest; None if there is none."""
+    name = abstract_name(digest)
+    try:
+        return WarmServer(name, _ask(name, "status"))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _names() -> list[str]:
+    """Return the names of the sockets of this user's servers."""
+    try:
+        with open("/proc/net/unix") as file:
+            text = file.read()
+    except OSError:
+        return []
+    prefix = "@" + abstract_name("")
+    return sorted({line.rpartition("@")[2] for line in text.split("\n") if prefix in line})
+
+
+def _ask(name: str, command: str) -> Any:
+    with _connected(name) as connection:
+        connection.sendall(json.dumps({"command": command}).encode() + b"\n")
+        return json.loads(receive_line(connection)[0])
+
+
+@contextlib.contextmanager
+def _connected(name: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_WAIT_S)
+        connection.connect(f"\0{name}")
+        if peer_uid(connection) != os.getuid():
+            raise OSError("the server belongs to another user")
+        yield connection
+
+
+@contextlib.contextmanager
+def _forwarding(pid: int) -> Iterator[None]:
+    """Forward signals to a driver, which is the leader of its process group."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, number)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        forward(signal.SIGSTOP, frame)
+        os.kill(os.getpid(), signal.SIGSTOP)  # returns when this process continues
+        forward(signal.SIGCONT, frame)
+
+    handlers: dict[int, Any] = {getattr(signal, name): forward for name in _FORWARDED}
+    handlers[signal.SIGTSTP] = stop
+    ignored = [number for number in handlers if signal.getsignal(number) is signal.SIG_IGN]
+    before = {number: signal.signal(number, handlers[number]) for number in handlers if number not in ignored}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def receive_line(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a line, and the descriptors that come with it. The line is empty if the other end has closed."""
+    data, descriptors = b"", []
+    while not data.endswith(b"\n"):
+        part, more, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        descriptors += more
+        data += part
+        if not part or len(data) > _MAX_LINE_BYTES:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return b"", []
+    return data[:-1], descriptors
