@@ -41,10 +41,10 @@ class TorchFramework(Framework):
     warmup = WARMUP
 
     def reseed(self) -> None:
-        """Seed the default generators. Those of an accelerator that is not initialized are seeded when it is."""
+        """Seed the generator of the CPU. Those of an accelerator, which no fork has, are seeded when it is opened."""
         import torch
 
-        torch.seed()
+        torch.default_generator.seed()  # torch.seed() would first format a stack, for an accelerator
 
     def limit_threads(self, threads: int) -> None:
         """Limit the threads of operations on the CPU."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -25,8 +26,10 @@ from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from typing import Any, NoReturn
 
+from drivetrain._base.lazy import PUBLIC
 from drivetrain._base.peers import peer_uid
 from drivetrain._plugins.frameworks import reseed
+from drivetrain._plugins.loading import list_plugins, load_plugin
 from drivetrain._runtimes.processes import die_with_parent, fork_process
 from drivetrain._runtimes.warm import PASSED, abstract_name, receive_line, warm_servers
 
@@ -148,7 +151,7 @@ class _Server:
         self._ends = time.monotonic() + settings.keep_s
         self._drivers: list[_Driver] = []
         self._served = 0
-        self._files = _imported_files()
+        self._files: Mapping[str, tuple[int, int]] = {}
 
     def run(self) -> NoReturn:
         """Serve clients until the time is over, and exit. Raises :class:`BecomeDriver` in a driver."""
@@ -159,6 +162,8 @@ class _Server:
                 os.dup2(null, descriptor)
             os.close(null)
             os.chdir("/")
+            _import_for_drivers()
+            self._files = _imported_files()
             gc.freeze()
             while self._drivers or time.monotonic() < self._ends:
                 self._handle()
@@ -269,6 +274,18 @@ class _Server:
             "remaining_s": remaining_s,
             "memory_bytes": _resident_bytes(),
         }
+
+
+def _import_for_drivers() -> None:
+    """Import what every driver imports later: for ``fit()``, and to find out which runtime starts the workers."""
+    names = [*(module for module, _ in PUBLIC), "drivetrain._driver.fitting", "drivetrain_console"]
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    for kind in ("runtime", "callback"):
+        for plugin in list_plugins(kind):
+            with contextlib.suppress(Exception):
+                load_plugin(kind, plugin.name)
 
 
 def _kill(driver: _Driver) -> None:
