@@ -38,6 +38,9 @@ __all__ = ["BecomeDriver", "DriverRequest", "WarmSettings", "fork_warm_server"]
 _WAIT_S = 5.0
 _MAX_SERVERS = 3
 _MAX_MEMORY_BYTES = 4 << 30
+_CALLBACKS = ("progress", "csv", "json")
+"""Those that a run has by default."""
+
 _SUFFIXES = all_suffixes()
 
 
@@ -163,6 +166,8 @@ class _Server:
             os.close(null)
             os.chdir("/")
             _import_for_drivers()
+            if len(os.listdir("/proc/self/task")) != 1:  # a plugin has started a thread, which a fork would not have
+                os._exit(0)
             self._files = _imported_files()
             gc.freeze()
             while self._drivers or time.monotonic() < self._ends:
@@ -278,14 +283,13 @@ class _Server:
 
 def _import_for_drivers() -> None:
     """Import what every driver imports later: for ``fit()``, and to find out which runtime starts the workers."""
-    names = [*(module for module, _ in PUBLIC), "drivetrain._driver.fitting", "drivetrain_console"]
-    for name in names:
+    for name in (*dict.fromkeys(module for module, _ in PUBLIC), "drivetrain._driver.fitting"):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    for kind in ("runtime", "callback"):
-        for plugin in list_plugins(kind):
-            with contextlib.suppress(Exception):
-                load_plugin(kind, plugin.name)
+    plugins = [("runtime", plugin.name) for plugin in list_plugins("runtime")]
+    for kind, name in (*plugins, *(("callback", name) for name in _CALLBACKS)):
+        with contextlib.suppress(Exception):
+            load_plugin(kind, name)
 
 
 def _kill(driver: _Driver) -> None:
