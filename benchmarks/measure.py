@@ -283,6 +283,25 @@ class Bench:
             yield _read_stamps(stamps)[0]["address"]
 
     @contextlib.contextmanager
+    def warm_server(self, script: str) -> Iterator[Mapping[str, str]]:
+        """Keep the imports of a job in a warm server, and yield the variables that its runs require."""
+        command = str(Path(sys.executable).with_name("drivetrain"))
+        variables = {"RAY_TMPDIR": str(self.directory)}  # the same for all runs, which a server requires
+        environment = _environment(self.directory, variables)
+        subprocess.run(
+            [command, "warm", "start", str(JOBS / script)], env=environment, check=True, stdout=subprocess.DEVNULL
+        )
+        listed = subprocess.run([command, "warm", "status", "--json"], env=environment, check=True, capture_output=True)
+        servers = {server["pid"] for server in json.loads(listed.stdout)}
+        self._own |= servers
+        try:
+            yield variables
+        finally:
+            subprocess.run([command, "warm", "stop"], env=environment, check=True, stdout=subprocess.DEVNULL)
+            self._own -= servers
+            self._end_orphans()
+
+    @contextlib.contextmanager
     def s3_server(self, directory: Path) -> Iterator[S3Server]:
         """Start an S3 server over a directory, with an empty bucket named ``bucket``; the jobs require its environment.
 

@@ -34,6 +34,7 @@ from drivetrain.plugin.installed import (
     missing_runtimes,
 )
 from drivetrain.plugin.storage import Storage, put_directory
+from drivetrain.plugin.warm import warm_servers
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_storage
 from drivetrain_console._views.terminal import bytes_text, wrapped
 
@@ -86,6 +87,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         partial(_storage, arguments.storage_path),
         _network,
         partial(_runtimes, addresses),
+        _warm_servers,
     ]
     findings = []
     for check in checks:
@@ -144,6 +146,15 @@ def _processors() -> Iterator[Finding]:
         yield Finding("CPUs", "warning", found, "other processes are using the CPUs: timings will be unreliable")
     else:
         yield Finding("CPUs", "ok", found)
+
+
+def _warm_servers() -> Iterator[Finding]:
+    servers = warm_servers()
+    if servers:
+        found = f"{len(servers)}, with {bytes_text(sum(server.memory_bytes for server in servers))} of memory in total"
+        yield Finding(
+            "warm servers", "ok", found, "drivetrain warm status lists them, and drivetrain warm stop ends them"
+        )
 
 
 def _memory() -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drivetrain import ConfigurationError
 from drivetrain.plugin.warm import KEEP_WARM, WarmServer, seconds_of, warm_servers
-from drivetrain_console._commands.output import BAD, OK, Commands, add_json, emit, write
+from drivetrain_console._commands.output import BAD, OK, Commands, MissingError, add_json, emit, write
 from drivetrain_console._views.terminal import bytes_text
 
 __all__ = ["add_warm", "keep_warm_default", "seconds_option"]
@@ -65,13 +65,14 @@ def add_warm(commands: Commands) -> None:
         type=seconds_option,
         default=keep_warm_default() or _DEFAULT_S,
         metavar="TIME",
-        help="how long the process is kept after the last run, such as 10m or 2h (default: DRIVETRAIN_KEEP_WARM, or 10m)",
+        help="how long the process is kept after the last run, such as 2h (default: DRIVETRAIN_KEEP_WARM, or 10m)",
     )
     start.set_defaults(handler=_start)
     status = actions.add_parser("status", help="list the processes")
     status.set_defaults(handler=_status)
     add_json(status)
-    stop = actions.add_parser("stop", help="end the processes, after their runs if there are any")
+    stop = actions.add_parser("stop", help="end processes, after their runs if there are any")
+    stop.add_argument("pids", type=int, nargs="*", metavar="PID", help="the processes (default: all)")
     stop.set_defaults(handler=_stop)
 
 
@@ -108,10 +109,16 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    servers = warm_servers()
-    for server in servers:
+    servers = {server.pid: server for server in warm_servers()}
+    if unknown := [str(pid) for pid in arguments.pids if pid not in servers]:
+        known = ", ".join(map(str, servers)) or "none"
+        raise MissingError(
+            f"warm stop: expected processes that drivetrain warm status lists ({known}), got {unknown[0]}"
+        )
+    chosen = [servers[pid] for pid in arguments.pids] or list(servers.values())
+    for server in chosen:
         server.stop()
-    write(f"stopped: {len(servers)}")
+    write(f"ended: {len(chosen)}")
     return OK
 
 

@@ -35,7 +35,7 @@ from drivetrain._base.interpreter import set_module_path
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.processes import ForkedProcess, fork_process
 from drivetrain._runtimes.warm import WarmServer, find_warm_server, run_in_warm_server, warm_digest
-from drivetrain._runtimes.warmserver import BecomeDriver, DriverRequest, WarmSettings
+from drivetrain._runtimes.warmserver import BecomeDriver, WarmSettings
 from drivetrain._worker.output import flush_output
 from drivetrain.errors import WaitTimeoutError
 
@@ -201,11 +201,11 @@ def run_script(path: str, arguments: Sequence[str], keep_s: float | None = None)
             digest = warm_digest(path) if keep_s else None
     try:
         _run_here(path, arguments, digest, keep_s or 0.0)
-    except BecomeDriver as driver:
-        request = driver.request
+    except BecomeDriver as become:
+        driver = become
     else:
         return
-    _run_as_driver(request)
+    _run_as(driver)
 
 
 def start_warm_server(path: str, keep_s: float) -> WarmServer | None:
@@ -222,11 +222,11 @@ def start_warm_server(path: str, keep_s: float) -> WarmServer | None:
     digest = warm_digest(path)
     try:
         fork_server(head_imports(Path(path).read_bytes(), os.path.abspath(path)), digest, keep_s)
-    except BecomeDriver as driver:
-        request = driver.request
+    except BecomeDriver as become:
+        driver = become
     else:
         return _await_warm_server(digest)
-    _run_as_driver(request)
+    _run_as(driver)
     sys.exit()
 
 
@@ -248,10 +248,13 @@ def _await_warm_server(digest: str) -> WarmServer | None:
         early.process.kill()
 
 
-def _run_as_driver(request: DriverRequest) -> None:
-    """Run a script in a process that was forked from a warm server."""
+def _run_as(driver: BecomeDriver) -> None:
+    """Run a script in this process, which was forked from a warm server."""
+    driver.__traceback__ = None  # its frames refer to the objects of the server
     _attempts.clear()
+    request = driver.request
     set_module_path(request.path)
+    signal.pthread_sigmask(signal.SIG_SETMASK, driver.signal_mask)
     _run_here(request.path, request.arguments, None, 0.0)
 
 
@@ -263,6 +266,7 @@ def _run_here(path: str, arguments: Sequence[str], digest: str | None, keep_s: f
     module.__cached__ = None  # type: ignore[attr-defined]
     module.__loader__ = SourceFileLoader("__main__", absolute)
     module.__builtins__ = builtins  # type: ignore[attr-defined]
+    module.__annotations__ = {}
     sys.argv = [path, *arguments]
     try:
         fork_server(head_imports(content, absolute), digest, keep_s)

@@ -147,7 +147,7 @@ def serve_driver(
         driver = os.pidfd_open(driver_pid)
         if _import_cleanly(load_frameworks()) is None:
             if warm is not None:
-                fork_warm_server(warm, close=lambda: (control.close(), os.close(driver)))
+                fork_warm_server(warm, control, driver)
             _Server(control, driver).run()
     except BecomeDriver:
         raise

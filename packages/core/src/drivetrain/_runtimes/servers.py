@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from drivetrain._base.lazy import PUBLIC
 from drivetrain._base.interpreter import interpreter_options
+from drivetrain._base.lazy import PUBLIC
 from drivetrain._runtimes import ahead, forkserver
 from drivetrain._runtimes.base import GroupSpec
 from drivetrain._runtimes.processes import ForkedProcess

@@ -83,6 +83,7 @@ def warm_digest(path: str) -> str:
         "modules": [each.modules for each in head],
         "environment": sorted((name, value) for name, value in os.environ.items() if name not in PASSED),
         "settings": inherited_settings(),
+        "root": os.stat("/")[:3],
         "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))],
     }
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
@@ -119,7 +120,8 @@ def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None
         stack.enter_context(_forwarding(pid))
         status = int(receive_line(connection)[0] or -signal.SIGKILL)
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from typing import Any, NoReturn
@@ -36,6 +36,8 @@ from drivetrain._runtimes.warm import PASSED, abstract_name, receive_line, warm_
 __all__ = ["BecomeDriver", "DriverRequest", "WarmSettings", "fork_warm_server"]
 
 _WAIT_S = 5.0
+_PAUSE_S = 0.1
+_MAX_WAIT_S = 3600.0
 _MAX_SERVERS = 3
 _MAX_MEMORY_BYTES = 4 << 30
 _CALLBACKS = ("progress", "csv", "json")
@@ -87,23 +89,27 @@ class BecomeDriver(BaseException):
 
     Args:
         request: the request of the client.
+        signal_mask: the blocked signals of a driver. SIGINT is blocked until then.
     """
 
-    def __init__(self, request: DriverRequest) -> None:
+    def __init__(self, request: DriverRequest, signal_mask: set[signal.Signals | int]) -> None:
         self.request = request
+        self.signal_mask = signal_mask
 
 
-def fork_warm_server(settings: WarmSettings, close: Callable[[], object]) -> None:
+def fork_warm_server(settings: WarmSettings, control: socket.socket, driver: int) -> None:
     """Fork a warm server from this process. Without effect if there is one for the same scripts.
 
     Args:
         settings: its settings.
-        close: closes, in the server, the connections that belong to this process.
+        control: the connection of this process to its driver, which the server closes.
+        driver: the pidfd of that driver, which the server closes.
 
     Raises:
         BecomeDriver: in each process that the warm server has forked as a driver.
     """
-    if None in (sys.stdin, sys.stdout, sys.stderr) or _resident_bytes() > _MAX_MEMORY_BYTES:
+    reaps_children = signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN
+    if None in (sys.stdin, sys.stdout, sys.stderr) or not reaps_children or _resident_bytes() > _MAX_MEMORY_BYTES:
         return
     _stop_excess()
     listener = socket.socket(socket.AF_UNIX)
@@ -120,7 +126,8 @@ def fork_warm_server(settings: WarmSettings, close: Callable[[], object]) -> Non
         return
     if fork_process() != 0:  # the server is no child of the driver, or of its fork server
         os._exit(0)
-    close()
+    control.close()
+    os.close(driver)
     _Server(listener, settings).run()
 
 
@@ -152,13 +159,16 @@ class _Server:
         self._settings = settings
         self._keep_s = settings.keep_s
         self._ends = time.monotonic() + settings.keep_s
+        self._signal_mask: set[signal.Signals | int] = set()
         self._drivers: list[_Driver] = []
         self._served = 0
-        self._files: Mapping[str, tuple[int, int]] = {}
+        self._files: list[str] = []
+        self._states: list[tuple[int, int] | None] = []
 
     def run(self) -> NoReturn:
         """Serve clients until the time is over, and exit. Raises :class:`BecomeDriver` in a driver."""
         try:
+            self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             os.setsid()
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor in range(3):
@@ -169,6 +179,7 @@ class _Server:
             if len(os.listdir("/proc/self/task")) != 1:  # a plugin has started a thread, which a fork would not have
                 os._exit(0)
             self._files = _imported_files()
+            self._states = _states(self._files)
             gc.freeze()
             while self._drivers or time.monotonic() < self._ends:
                 self._handle()
@@ -179,9 +190,9 @@ class _Server:
         os._exit(0)
 
     def _handle(self) -> None:
-        wait_s = None if self._drivers else max(0.0, self._ends - time.monotonic())
-        listening = [self._listener] if self._listener.fileno() >= 0 else []
-        watched = [*listening, *(each.pidfd for each in self._drivers), *(each.client for each in self._drivers)]
+        wait_s = min(_MAX_WAIT_S, max(0.0, self._ends - time.monotonic())) if not self._drivers else None
+        watched: list[Any] = [self._listener] if self._listener.fileno() >= 0 else []
+        watched += [source for driver in self._drivers for source in (driver.pidfd, driver.client)]
         ready = select.select(watched, [], [], wait_s)[0]
         for driver in list(self._drivers):
             if driver.pidfd in ready:
@@ -192,10 +203,14 @@ class _Server:
             self._accept()
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # the client has gone, or there are too many descriptors
+            time.sleep(_PAUSE_S)
+            return
         connection.settimeout(_WAIT_S)
         is_kept = False
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a client that has died, or is none
+        with contextlib.suppress(Exception):  # of a client that dies now, or that is none
             is_kept = peer_uid(connection) == os.getuid() and self._answer(connection)
         if not is_kept:
             connection.close()
@@ -218,7 +233,7 @@ class _Server:
 
     def _run(self, request: DriverRequest, descriptors: Sequence[int], client: socket.socket) -> bool:
         """Fork a driver. Return False if the client has to make the imports itself."""
-        if self._files != _imported_files():
+        if self._states != _states(self._files):
             self._stop()
             return False
         if _hides_imported(os.path.join(request.working_directory, request.path)) or _has_data(client):
@@ -227,11 +242,17 @@ class _Server:
         pid = fork_process()
         if pid == 0:
             self._become_driver(server, request, descriptors, client)
+        try:
+            driver = _Driver(pid, os.pidfd_open(pid), client)
+            client.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return False
+        self._drivers.append(driver)
         self._served += 1
-        self._drivers.append(_Driver(pid, os.pidfd_open(pid), client))
         if request.keep_s is not None:
             self._keep_s = float(request.keep_s)
-        client.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         return True
 
     def _become_driver(
@@ -253,7 +274,7 @@ class _Server:
         gc.enable()
         reseed()
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
-        raise BecomeDriver(request)
+        raise BecomeDriver(request, self._signal_mask)
 
     def _on_exit(self, driver: _Driver) -> None:
         _, status = os.waitpid(driver.pid, 0)
@@ -315,14 +336,22 @@ def _hides_imported(script: str) -> bool:
     return False
 
 
-def _imported_files() -> Mapping[str, tuple[int, int]]:
-    """Return the time of change and the size of each imported file, and of each directory that modules come from."""
-    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())} | set(sys.path[1:])
-    found = {}
-    for path in paths:
-        with contextlib.suppress(OSError, TypeError, ValueError):
-            status = os.stat(path)  # type: ignore[arg-type]
-            found[str(path)] = (status.st_mtime_ns, status.st_size)
+def _imported_files() -> list[str]:
+    """Return the imported files, and the directories that modules come from."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return list(dict.fromkeys([*sys.path[1:], *(file for file in files if isinstance(file, str))]))
+
+
+def _states(paths: Sequence[str]) -> list[tuple[int, int] | None]:
+    """Return the time of change and the size of files and directories; None for each one that does not exist."""
+    found: list[tuple[int, int] | None] = []
+    for path in paths:  # thousands, while a client waits
+        try:
+            status = os.stat(path)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size))
     return found
 
 

@@ -1,0 +1,405 @@
+"""Scripts in drivers that are forked from a warm server, compared with the same scripts under Python."""
+
+import contextlib
+import json
+import os
+import pwd
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.plugin.warm import WarmServer, seconds_of, warm_servers
+from tests.support import PROCESS_LIMIT_S, wait_until_exited
+
+DRIVETRAIN = str(Path(sys.executable).with_name("drivetrain"))
+HEAD = "import os\nimport sys\nimport heavy\n"
+
+TRAIN = """
+import json
+import os
+import random
+import sys
+
+import heavy
+
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, get_context
+
+
+def train_func():
+    facts = {"draw": random.random(), "imported_by": heavy.imported_by, "parent": os.getppid()}
+    with open(f"{sys.argv[1]}/rank{get_context().get_world_rank()}.json", "w") as file:
+        json.dump(facts, file)
+
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train_func,
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+        run_config=RunConfig(storage_path=sys.argv[1], verbose=0, preload=["heavy"]),
+    ).fit()
+"""
+
+
+class User:
+    """A user with a script and an installed module, who runs commands in a terminal.
+
+    Args:
+        directory: the directory of the script.
+        site: the directory of the installed module ``heavy``, which knows the process that has imported it.
+    """
+
+    def __init__(self, directory: Path, site: Path) -> None:
+        self.directory = directory
+        self.site = site
+        self.environment = {**os.environ, "PYTHONPATH": str(site)}
+        self.environment.pop("DRIVETRAIN_KEEP_WARM", None)
+
+    def write(self, text: str) -> None:
+        (self.directory / "train.py").write_text(text)
+
+    def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            cwd=self.directory,
+            env={**self.environment, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def start_script(self) -> tuple[subprocess.Popen[str], str]:
+        """Run the script with ``drivetrain run``. Return the process, and the first line of its output."""
+        process = self.start(DRIVETRAIN, "run", "train.py")
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], PROCESS_LIMIT_S)[0]
+        return process, process.stdout.readline().strip()
+
+    def run(self, *arguments: str, typed: str = "", **variables: str) -> tuple[int, str, str]:
+        """Run ``drivetrain`` with arguments. Return its exit code and its output."""
+        return finish(self.start(DRIVETRAIN, *arguments, **variables), typed)
+
+    def run_with_python(self, *arguments: str, typed: str = "") -> tuple[int, str, str]:
+        """Run the script with Python."""
+        return finish(self.start(sys.executable, "train.py", *arguments), typed)
+
+    def servers(self) -> list[WarmServer]:
+        """Return the servers of this user's environment, without those of other tests and programs."""
+        found = []
+        for server in warm_servers():
+            with contextlib.suppress(OSError):  # it has ended
+                if os.fsencode(self.site) in Path(f"/proc/{server.pid}/environ").read_bytes():
+                    found.append(server)
+        return found
+
+    def warm(self) -> WarmServer:
+        """Start a warm server for the script."""
+        code, _, errors = self.run("warm", "start", "train.py", "--keep-warm", "5m")
+        assert code == 0, errors
+        (server,) = self.servers()
+        return server
+
+
+def finish(process: subprocess.Popen[str], typed: str = "") -> tuple[int, str, str]:
+    try:
+        output, errors = process.communicate(typed, PROCESS_LIMIT_S)
+    except BaseException:
+        process.kill()
+        raise
+    return process.returncode, output, errors
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "heavy.py").write_text("import os\nimported_by = os.getpid()\n")
+    directory = tmp_path / "work"
+    directory.mkdir()
+    user = User(directory, site)
+    yield user
+    for server in user.servers():
+        os.kill(server.pid, signal.SIGKILL)
+
+
+def test_runs_start_from_a_server_that_has_the_imports(user: User) -> None:
+    user.write(TRAIN)
+    server = user.warm()
+    assert "heavy" in server.modules
+    found = []
+    for _ in range(2):
+        code, _, errors = user.run("run", "train.py", "--", str(user.directory))
+        assert code == 0, errors
+        found += [json.loads((user.directory / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert len({facts["imported_by"] for facts in found}) == 1  # it was imported once, for two drivers and four ranks
+    assert len({facts["draw"] for facts in found}) == 4
+    assert len({facts["parent"] for facts in found}) == 2
+    (server,) = user.servers()
+    assert (server.served, server.runs) == (2, 0)
+
+
+def test_run_keeps_a_server_for_the_next_run(user: User) -> None:
+    user.write(TRAIN)
+    importers = []
+    for options in (["--keep-warm", "5m"], [], ["--keep-warm=0"]):
+        code, _, errors = user.run("run", *options, "train.py", "--", str(user.directory))
+        assert code == 0, errors
+        importers.append(json.loads((user.directory / "rank0.json").read_text())["imported_by"])
+    assert importers[0] == importers[1] != importers[2]
+    (server,) = user.servers()
+    assert server.served == 1
+    assert 200 < server.remaining_s <= 300
+
+
+def test_a_changed_script_is_executed(user: User) -> None:
+    user.write(HEAD + "print('before')")
+    user.warm()
+    assert user.run("run", "train.py") == (0, "before\n", "")
+    user.write(HEAD + "import helper\nprint(helper.TEXT)")
+    for text in ("one", "another"):
+        (user.directory / "helper.py").write_text(f"TEXT = {text!r}")
+        assert user.run("run", "train.py") == (0, f"{text}\n", "")
+    assert [server.served for server in user.servers()] == [3]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "print(sys.argv, os.getcwd(), sys.path[0], __name__, __file__)",
+        "print(input().upper(), input())",
+        "print(os.environ['SHLVL'], 'A_VARIABLE' in os.environ, sys.stdout.isatty(), sys.stdout.line_buffering)",
+        "print('a result')\nsys.exit(3)",
+        "sys.exit('a message')",
+        "def fail():\n    raise ValueError('expected')\n\nfail()",
+        "this is no Python",
+        "import signal\nos.kill(os.getpid(), signal.SIGTERM)",
+        "import signal\nos.kill(os.getpid(), signal.SIGKILL)",
+        "raise KeyboardInterrupt",
+        "import atexit\natexit.register(print, 'the end')",
+        "os.umask(umask := os.umask(0))\nprint(umask, os.nice(0), os.getpgrp() == os.getpid() or 'group')",
+        "print(sys.modules['__main__'].__dict__ is globals(), sorted(globals()))",
+        "import threading\nthreading.Timer(0.1, print, ['from a thread']).start()",
+    ],
+)
+def test_a_script_behaves_as_under_python(user: User, rest: str) -> None:
+    user.environment["SHLVL"] = "7"
+    user.write(HEAD)
+    user.warm()
+    user.write(f"{HEAD}A_CONSTANT = 1\n{rest}")
+    expected = user.run_with_python("--an", "argument", typed="first\nsecond\n")
+    found = user.run("run", "train.py", "--", "--an", "argument", typed="first\nsecond\n")
+    if "getpgrp" in rest:
+        expected = (expected[0], expected[1].replace("group", "True"), expected[2])
+    assert found == expected
+    assert [server.served for server in user.servers()] == ["SyntaxError" not in expected[2]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda user: {"A_VARIABLE": "1"},
+        lambda user: {"PYTHONOPTIMIZE": "1"},
+        lambda user: (user.site / "heavy.py").write_text("import os\nimported_by = -os.getpid()\n") and {},
+        lambda user: (user.site / "new_package.py").touch() or {},
+        lambda user: (user.directory / "heavy.py").write_text("import os\nimported_by = 'shadow'\n") and {},
+        lambda user: user.write(HEAD + "import json\nprint(heavy.imported_by)") or {},
+    ],
+    ids=["variable", "option", "changed module", "new module", "module next to the script", "new import"],
+)
+def test_anything_else_is_not_served(user: User, change: Any) -> None:
+    user.write(HEAD + "print(heavy.imported_by)")
+    user.warm()
+    before = user.run("run", "train.py")
+    assert user.run("run", "train.py") == before
+    assert user.run("run", "train.py", **change(user))[:2] != before[:2]
+    assert [server.served for server in user.servers()] in ([], [2])
+
+
+WAITS = HEAD + "import time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_script(user: User, number: signal.Signals) -> None:
+    user.write(WAITS)
+    user.warm()
+    process, pid = user.start_script()
+    process.send_signal(number)
+    code, _, errors = finish(process)
+    assert code == -number
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    wait_until_exited([int(pid)])
+
+
+def test_a_handler_of_the_script_decides(user: User) -> None:
+    user.write(
+        HEAD + "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('handled', flush=True) or sys.exit(5))\n"
+        "print(os.getpid(), flush=True)\nsignal.pause()"
+    )
+    user.warm()
+    process, _ = user.start_script()
+    process.send_signal(signal.SIGUSR1)
+    assert finish(process)[:2] == (5, "handled\n")
+
+
+def test_script_stops_and_continues_with_its_client(user: User) -> None:
+    user.write(WAITS)
+    user.warm()
+    process, pid = user.start_script()
+    process.send_signal(signal.SIGTSTP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert state(int(pid)) == "T"
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == -signal.SIGTERM
+    wait_until_exited([int(pid)])
+
+
+def state(pid: int) -> str:
+    """Return the state of a process, such as ``"T"`` if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_script_ends_if_its_client_dies(user: User) -> None:
+    user.write(WAITS)
+    server = user.warm()
+    process, pid = user.start_script()
+    process.kill()
+    finish(process)
+    wait_until_exited([int(pid)])
+    assert [each.pid for each in user.servers()] == [server.pid]
+
+
+def test_client_ends_if_the_server_dies(user: User) -> None:
+    user.write(WAITS)
+    server = user.warm()
+    process, pid = user.start_script()
+    os.kill(server.pid, signal.SIGKILL)
+    assert finish(process)[0] == -signal.SIGKILL
+    wait_until_exited([int(pid)])
+
+
+def test_stop_lets_the_last_run_end(user: User) -> None:
+    user.write(HEAD + "print(heavy.imported_by, flush=True)\ninput()\nprint('the end')")
+    server = user.warm()
+    process, first = user.start_script()
+    assert user.run("warm", "stop", str(server.pid)) == (0, "ended: 1\n", "")
+    assert not user.servers()
+    code, output, _ = user.run("run", "train.py", typed="\n")  # makes the imports itself
+    assert (code, output.splitlines()[0] != first) == (0, True)
+    assert finish(process, "\n") == (0, "the end\n", "")
+    wait_until_exited([server.pid])
+
+
+def test_server_ends_after_its_time(user: User) -> None:
+    user.write(HEAD)
+    assert user.run("warm", "start", "train.py", "--keep-warm", "1s")[0] == 0
+    wait_until_exited([server.pid for server in user.servers()])
+    assert not user.servers()
+
+
+def test_server_survives_what_is_no_client(user: User) -> None:
+    user.write(HEAD + "print('served')")
+    user.warm()
+    name = next(
+        line.split("@")[1] for line in Path("/proc/net/unix").read_text().split("\n") if "drivetrain-warm" in line
+    )
+    for data in (
+        b"",
+        b"\n",
+        b"[]\n",
+        b"null\n",
+        b"\xff\n",
+        b'{"command": "run"}\n',
+        b'{"command": 1}\n',
+        b"[" * 100000 + b"\n",
+    ):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(PROCESS_LIMIT_S)
+            connection.connect(f"\0{name}")
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1 << 16)
+    assert user.run("run", "train.py") == (0, "served\n", "")
+    assert [server.served for server in user.servers()] == [1]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_other_users_get_no_reply(user: User) -> None:
+    user.write(HEAD)
+    user.warm()
+    name = next(
+        line.split("@")[1] for line in Path("/proc/net/unix").read_text().split("\n") if "drivetrain-warm" in line
+    )
+    code = (
+        f"import socket\nconnection = socket.socket(socket.AF_UNIX)\nconnection.connect('\\0{name}')\n"
+        'connection.sendall(b\'{"command": "status"}\\n\')\nprint(connection.recv(100))'
+    )
+    found = subprocess.run(
+        ["/usr/bin/python3", "-c", code],
+        user=pwd.getpwnam("nobody").pw_uid,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+    )
+    assert found.stdout == "b''\n" or "Error" in found.stderr, found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90", 90.0), ("30s", 30.0), ("10m", 600.0), ("2h", 7200.0), ("1.5m", 90.0), ("0", 0.0)]
+)
+def test_times(text: str, expected: float) -> None:
+    assert seconds_of(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "10 m", "1d", "ten"])
+def test_wrong_times(user: User, text: str) -> None:
+    user.write(HEAD)
+    message = "expected a time such as 90, 30s, 10m or 2h"
+    with pytest.raises(ValueError, match=message):
+        seconds_of(text)
+    code, _, errors = user.run("run", f"--keep-warm={text}", "train.py")
+    assert (code, message in errors) == (2, True)
+
+
+def test_wrong_requests_are_explained(user: User) -> None:
+    user.write(HEAD)
+    for arguments, message in (
+        (["warm", "start", "missing.py"], "got the missing file missing.py"),
+        (["warm", "start", "train.py", "--keep-warm", "0"], "expected a time above 0"),
+    ):
+        code, _, errors = user.run(*arguments)
+        assert (code, message in errors) == (2, True)
+    code, _, errors = user.run("warm", "stop", "1")
+    assert (code, "expected processes that drivetrain warm status lists" in errors) == (3, True)
+    code, _, errors = user.run("run", "train.py", DRIVETRAIN_KEEP_WARM="soon")
+    assert (code, "the environment variable DRIVETRAIN_KEEP_WARM: expected a time" in errors) == (2, True)
+
+
+def test_commands_list_the_servers(user: User) -> None:
+    user.write(HEAD)
+    server = user.warm()
+    _, output, _ = user.run("warm", "status")
+    assert f"process {server.pid}: os, sys, heavy; " in output
+    _, output, _ = user.run("warm", "status", "--json")
+    facts = {each["pid"]: each for each in json.loads(output)}[server.pid]
+    assert (facts["modules"], facts["runs"], facts["served"]) == (["os", "sys", "heavy"], 0, 0)
+    assert 0 < facts["memory_bytes"] < 1 << 30
+    assert "warm servers" in user.run("doctor")[1]
+
+
+def test_start_says_that_threads_prevent_it(user: User) -> None:
+    (user.site / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, args=[60], daemon=True).start()\n"
+    )
+    user.write("import threaded")
+    code, _, errors = user.run("warm", "start", "train.py")
+    assert (code, "this process cannot be kept" in errors) == (1, True)
