@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pwd
 import select
 import signal
 import socket
@@ -18,6 +17,7 @@ import pytest
 from drivetrain.plugin.warm import WarmServer, seconds_of, warm_servers
 from tests.support import PROCESS_LIMIT_S, wait_until_exited
 
+_ANOTHER_USER = 65534
 DRIVETRAIN = str(Path(sys.executable).with_name("drivetrain"))
 HEAD = "import os\nimport sys\nimport heavy\n"
 
@@ -343,7 +343,7 @@ def test_other_users_get_no_reply(user: User) -> None:
     )
     found = subprocess.run(
         ["/usr/bin/python3", "-c", code],
-        user=pwd.getpwnam("nobody").pw_uid,
+        user=_ANOTHER_USER,
         cwd="/",
         capture_output=True,
         text=True,

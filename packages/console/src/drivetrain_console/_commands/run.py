@@ -22,7 +22,7 @@ from drivetrain import ConfigurationError, TrainingFailedError
 from drivetrain.plugin import load_plugin
 from drivetrain.plugin.sessions import Script, ScriptBackend, behind_exit, package_of
 from drivetrain_console._commands.output import BAD, OK, Commands, add_command, emit, find_run, write
-from drivetrain_console._commands.warm import keep_warm_default, seconds_option
+from drivetrain_console._commands.warm import add_keep_warm
 
 if TYPE_CHECKING:
     from drivetrain import Result
@@ -61,14 +61,7 @@ def add_run(commands: Commands) -> None:
     parser.usage = "drivetrain run TARGET [OPTION ...] [-- ARGUMENT ...]"  # main() removes the arguments after --
     parser.set_defaults(script_arguments=[])
     _add_worker_options(parser)
-    parser.add_argument(
-        "--keep-warm",
-        type=seconds_option,
-        default=keep_warm_default(),
-        metavar="TIME",
-        help="for a script that runs as the driver: keep a process with its imports for this time after the run, such "
-        "as 10m, from which the next run starts at once; 0 to use no such process (default: DRIVETRAIN_KEEP_WARM)",
-    )
+    add_keep_warm(parser)
     run = parser.add_argument_group("run")
     run.add_argument(
         "--config",

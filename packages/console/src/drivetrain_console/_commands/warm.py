@@ -12,7 +12,7 @@ from drivetrain.plugin.warm import KEEP_WARM, WarmServer, seconds_of, warm_serve
 from drivetrain_console._commands.output import BAD, OK, Commands, MissingError, add_json, emit, write
 from drivetrain_console._views.terminal import bytes_text
 
-__all__ = ["add_warm", "keep_warm_default", "seconds_option"]
+__all__ = ["add_keep_warm", "add_warm"]
 
 _DEFAULT_S = 600.0
 _EXAMPLES = """\
@@ -25,15 +25,26 @@ examples:
 """
 
 
-def seconds_option(text: str) -> float:
-    """Return a time in seconds. For :mod:`argparse`."""
+def add_keep_warm(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--keep-warm`` of ``run``."""
+    parser.add_argument(
+        "--keep-warm",
+        type=_seconds,
+        default=_default(),
+        metavar="TIME",
+        help="for a script that runs as the driver: keep a process with its imports for this time after the run, such "
+        "as 10m, from which the next run starts at once; 0 to use no such process (default: DRIVETRAIN_KEEP_WARM)",
+    )
+
+
+def _seconds(text: str) -> float:
     try:
         return seconds_of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def keep_warm_default() -> float | None:
+def _default() -> float | None:
     """Return the time in seconds that the environment variable sets; None if there is none.
 
     Raises:
@@ -62,8 +73,8 @@ def add_warm(commands: Commands) -> None:
     start.add_argument("script", help="the script")
     start.add_argument(
         "--keep-warm",
-        type=seconds_option,
-        default=keep_warm_default() or _DEFAULT_S,
+        type=_seconds,
+        default=_default() or _DEFAULT_S,
         metavar="TIME",
         help="how long the process is kept after the last run, such as 2h (default: DRIVETRAIN_KEEP_WARM, or 10m)",
     )

@@ -41,14 +41,14 @@ _MAX_WAIT_S = 3600.0
 _MAX_SERVERS = 3
 _MAX_MEMORY_BYTES = 4 << 30
 _CALLBACKS = ("progress", "csv", "json")
-"""Those that a run has by default."""
+"""The callbacks that a run has by default."""
 
 _SUFFIXES = all_suffixes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmSettings:
-    """What a warm server is told when it is forked.
+    """The settings of a warm server.
 
     Attributes:
         digest: the digest of the scripts and environments that it serves.
@@ -65,7 +65,7 @@ class WarmSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverRequest:
-    """What a client passes to the driver that is forked for it, in addition to the standard streams.
+    """The request of a client for a driver. The standard streams come with it.
 
     Attributes:
         path: the path of the script, as the user has given it.
