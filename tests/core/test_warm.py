@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -289,7 +290,7 @@ def test_stop_lets_the_last_run_end(user: User) -> None:
     user.write(HEAD + "print(heavy.imported_by, flush=True)\ninput()\nprint('the end')")
     server = user.warm()
     process, first = user.start_script()
-    assert user.run("warm", "stop", str(server.pid)) == (0, "ended: 1\n", "")
+    assert user.run("warm", "stop", str(server.pid)) == (0, f"process {server.pid} ends after its runs\n", "")
     assert not user.servers()
     code, output, _ = user.run("run", "train.py", typed="\n")  # makes the imports itself
     assert (code, output.splitlines()[0] != first) == (0, True)
@@ -388,7 +389,7 @@ def test_commands_list_the_servers(user: User) -> None:
     user.write(HEAD)
     server = user.warm()
     _, output, _ = user.run("warm", "status")
-    assert f"process {server.pid}: os, sys, heavy; " in output
+    assert f"process {server.pid}, for {user.directory}: os, sys, heavy; " in output
     _, output, _ = user.run("warm", "status", "--json")
     facts = {each["pid"]: each for each in json.loads(output)}[server.pid]
     assert (facts["modules"], facts["runs"], facts["served"]) == (["os", "sys", "heavy"], 0, 0)
@@ -402,4 +403,88 @@ def test_start_says_that_threads_prevent_it(user: User) -> None:
     )
     user.write("import threaded")
     code, _, errors = user.run("warm", "start", "train.py")
-    assert (code, "this process cannot be kept" in errors) == (1, True)
+    assert (code, "one of them has started a thread" in errors) == (1, True)
+
+
+def test_start_names_the_imports_that_are_not_kept(user: User) -> None:
+    user.write("import os\nimport heavy\nos.environ['A'] = 'b'\nimport json\n")
+    code, output, _ = user.run("warm", "start", "train.py")
+    assert (code, "note: the imports from line 3 are made in each run" in output) == (0, True)
+    user.write("import heavy\nimport pandas\nimport json\n")
+    code, output, _ = user.run("warm", "start", "train.py")
+    assert (code, "note: pandas starts threads, so it and the imports after it" in output) == (0, True)
+
+
+def test_status_explains_why_a_run_would_not_be_served(user: User) -> None:
+    user.write(HEAD)
+    server = user.warm()
+    assert f"train.py would be served by process {server.pid}" in user.run("warm", "status", "train.py")[1]
+    _, output, _ = user.run("warm", "status", "train.py", A_VARIABLE="1")
+    assert f"served by process {server.pid}, because of another environment variable A_VARIABLE" in output
+    user.write(HEAD + "import json\n")
+    _, output, _ = user.run("warm", "status", "--json", "train.py")
+    assert {each["pid"]: each["differences"] for each in json.loads(output)}[server.pid] == ["list of imports"]
+
+
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-", "<&- >&-", "8</dev/null", "7<train.py 9</dev/null"])
+def test_closed_and_additional_descriptors_are_as_under_python(user: User, streams: str) -> None:
+    user.write(HEAD)
+    user.warm()
+    user.write(
+        HEAD + "def about(number):\n    try:\n        return os.readlink(f'/proc/self/fd/{number}')\n"
+        "    except OSError:\n        return None\n\n"
+        "streams = [stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)]\n"
+        "descriptors = [about(number) for number in (7, 8, 9)]\n"
+        "with open('found', 'w') as file:\n    file.write(f'{streams} {descriptors}')\n"
+    )
+    found = []
+    for command in (sys.executable, f"{DRIVETRAIN} run"):
+        code, _, _ = finish(user.start("/bin/sh", "-c", f"exec {command} train.py {streams}"))
+        found.append((code, (user.directory / "found").read_text()))
+    assert found[0] == found[1]
+
+
+def test_a_signal_reaches_only_the_script_and_no_other_process(user: User) -> None:
+    user.write(
+        HEAD + "import signal\nimport subprocess\nA_CONSTANT = 1\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print(child.poll()) or child.kill() or sys.exit(4))\n"
+        "print('ready', flush=True)\nsignal.pause()"
+    )
+    user.warm()
+    process, _ = user.start_script()
+    process.terminate()
+    assert finish(process)[:2] == (4, "None\n")
+
+
+def test_a_server_that_does_not_reply_is_not_used(user: User) -> None:
+    user.write(HEAD + "print(heavy.imported_by)\nopen('runs', 'a').write('run ')")
+    server = user.warm()
+    first = user.run("run", "train.py")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        code, second, _ = user.run("run", "train.py")
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert (code, second != first) == (0, True)
+    assert user.run("run", "train.py") == first  # the server replies after all that it has missed
+    assert (user.directory / "runs").read_text() == "run run run "
+
+
+def test_a_run_that_ends_early_keeps_a_server(user: User) -> None:
+    user.write(HEAD + "print(heavy.imported_by)\nsys.exit(2)")
+    _, first, _ = user.run("run", "--keep-warm", "5m", "train.py")
+    while not user.servers():  # it is forked after the imports of the first step
+        time.sleep(0.05)
+    assert [user.run("run", "train.py") for _ in range(2)] == [(2, first, "")] * 2
+
+
+def test_multiprocessing_finds_the_classes_of_the_script(user: User) -> None:
+    box = "class Box:\n    def __init__(self, content):\n        self.content = content\n"
+    pool = "    with multiprocessing.get_context('spawn').Pool(2) as pool:\n"
+    result = "        print([box.content for box in pool.map(Box, range(3))])\n"
+    user.write(f"{HEAD}import multiprocessing\n\n\n{box}\n\nif __name__ == '__main__':\n{pool}{result}")
+    assert user.run("run", "train.py") == (0, "[0, 1, 2]\n", "")
+    user.warm()
+    assert user.run("run", "train.py") == (0, "[0, 1, 2]\n", "")
+    assert [server.served for server in user.servers()] == [1]

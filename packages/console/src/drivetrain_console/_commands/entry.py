@@ -28,12 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_warm(given: Sequence[str]) -> int | None:
     """Run a script in a driver of a warm server. Return None if there is no server, or the arguments mean another."""
     end = given.index("--") if "--" in given else len(given)
-    options = list(given[1:end])
-    keep = os.environ.get("DRIVETRAIN_KEEP_WARM", "")
-    if len(options) == 3 and options[0] == "--keep-warm":
-        keep = options[1]
-        del options[:2]
-    if given[:1] != ["run"] or len(options) != 1 or not options[0].endswith(".py") or options[0].startswith("-"):
+    keep, scripts = os.environ.get("DRIVETRAIN_KEEP_WARM", ""), []
+    options = iter(given[1:end])
+    for option in options:
+        name, equals, value = option.partition("=")
+        if name == "--keep-warm":
+            keep = value if equals else next(options, "")
+        else:
+            scripts.append(option)
+    if given[:1] != ["run"] or len(scripts) != 1 or not scripts[0].endswith(".py") or scripts[0].startswith("-"):
         return None
     from drivetrain.plugin.warm import run_in_warm_server, seconds_of
 
@@ -41,6 +44,4 @@ def _run_warm(given: Sequence[str]) -> int | None:
         keep_s = seconds_of(keep) if keep else None
     except ValueError:  # the command explains it
         return None
-    if keep_s == 0 or not os.path.isfile(options[0]):
-        return None
-    return run_in_warm_server(options[0], given[end + 1 :], keep_s)
+    return None if keep_s == 0 else run_in_warm_server(scripts[0], given[end + 1 :], keep_s)

@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             getattr(chosen, "usage_of", parser).print_help()
             return USAGE
         status: int = chosen.handler(chosen)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # otherwise, it is closed
+            sys.stdout.flush()
     except BrokenPipeError:  # the program that reads the output closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

@@ -239,7 +239,9 @@ def _run_as_driver(arguments: argparse.Namespace) -> int:
         os.execv(sys.executable, [sys.executable, "-m", arguments.target, *arguments.script_arguments])
     from drivetrain.plugin.drivers import run_script
 
-    arguments.finally_run = partial(run_script, arguments.target, arguments.script_arguments, arguments.keep_warm)
+    arguments.finally_run = partial(
+        run_script, arguments.target, arguments.script_arguments, arguments.keep_warm or 0.0
+    )
     return OK
 
 

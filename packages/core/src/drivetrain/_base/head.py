@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from drivetrain._base.interpreter import INSTALLED
 
-__all__ = ["HeadImport", "head_imports", "later_imports"]
+__all__ = ["HeadImport", "end_of_head", "head_imports", "later_imports"]
 
 _OF_IMPORTS = ("drivetrain._runtimes.early", "drivetrain._base.lazy", "importlib._bootstrap")
 
@@ -73,13 +73,32 @@ def head_imports(source: bytes, path: str) -> list[HeadImport]:
     """
     found = []
     for number, statement in enumerate(_statements(source)):
-        if (number == 0 and _is_docstring(statement)) or _is_for_type_checkers(statement):
-            continue
-        modules = _imported(statement)
-        if modules is None or not all(map(_is_installed, modules)):
+        if not _is_in_head(number, statement):
             break
-        found.append(HeadImport(statement, modules, path))
+        if (modules := _imported(statement)) is not None:
+            found.append(HeadImport(statement, modules, path))
     return found
+
+
+def end_of_head(source: bytes) -> int | None:
+    """Return the line of the statement that ends the head of a script; None if no import follows, or is this statement.
+
+    Args:
+        source: the content of the script.
+    """
+    statements = _statements(source)
+    for number, statement in enumerate(statements):
+        if not _is_in_head(number, statement):
+            has_imports = any(isinstance(later, (ast.Import, ast.ImportFrom)) for later in statements[number:])
+            return statement.lineno if has_imports else None
+    return None
+
+
+def _is_in_head(number: int, statement: ast.stmt) -> bool:
+    if (number == 0 and _is_docstring(statement)) or _is_for_type_checkers(statement):
+        return True
+    modules = _imported(statement)
+    return modules is not None and all(map(_is_installed, modules))
 
 
 def _statements(source: bytes) -> list[ast.stmt]:

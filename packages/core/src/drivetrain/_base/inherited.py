@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 
 __all__ = ["inherited_settings"]
 
+_LINES = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:", "Cpus_allowed:", "Mems_allowed:", "SigBlk", "SigIgn")
 
-def inherited_settings() -> object:
-    """Return limits, priority, users, signals and groups of this process, for a comparison with those of another."""
-    ignored = [int(number) for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
-    blocked = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-    limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    return (
-        [resource.getrlimit(getattr(resource, name)) for name in limits],
-        (sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)),
-        (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
-        (os.getresuid(), os.getresgid(), os.getgroups(), blocked, sorted(ignored)),
-        [_read(f"/proc/self/{name}") for name in ("cgroup", "oom_score_adj")],
-    )
+
+def inherited_settings(pid: int | None = None) -> list[object]:
+    """Return limits, priority, user, rights, signals and groups of a process, for a comparison with another one.
+
+    Args:
+        pid: the process; None for this one.
+
+    Raises:
+        OSError: the process has ended, or its settings cannot be read.
+    """
+    place = f"/proc/{pid or 'self'}"
+    root = os.stat(f"{place}/root")
+    return [
+        [line for line in _read(f"{place}/status").split("\n") if line.startswith(_LINES)],
+        [_read(f"{place}/{name}") for name in ("limits", "cgroup", "oom_score_adj", "personality")],
+        [os.readlink(f"{place}/ns/{name}") for name in sorted(os.listdir(f"{place}/ns"))],
+        [root.st_dev, root.st_ino],
+        [os.getpriority(os.PRIO_PROCESS, pid or 0), os.sched_getscheduler(pid or 0)],
+        [os.sched_getparam(pid or 0).sched_priority],
+    ]
 
 
 def _read(path: str) -> str:

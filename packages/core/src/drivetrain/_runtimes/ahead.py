@@ -24,22 +24,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from drivetrain._base.head import HeadImport, head_imports
+from drivetrain._base.head import HeadImport, end_of_head, head_imports
 from drivetrain._base.inherited import inherited_settings
-from drivetrain._base.interpreter import set_module_path
+from drivetrain._base.interpreter import as_main_script, set_module_path
 from drivetrain._runtimes import forkserver
-from drivetrain._runtimes.processes import ForkedProcess, fork_process
-from drivetrain._runtimes.warm import WarmServer, find_warm_server, run_in_warm_server, warm_digest
+from drivetrain._runtimes.processes import ForkedProcess, fork_process, uses_accelerator
+from drivetrain._runtimes.warm import WarmServer, digest_of, find_warm_server, warm_facts
 from drivetrain._runtimes.warmserver import BecomeDriver, WarmSettings
 from drivetrain._worker.output import flush_output
 from drivetrain.errors import WaitTimeoutError
 
-__all__ = ["EarlyServer", "fork_server", "run_script", "start_warm_server", "take_server"]
+__all__ = ["EarlyServer", "explain_imports", "fork_server", "run_script", "start_warm_server", "take_server"]
 
 _START_THREADS = (
     *("datasets", "deepspeed", "keras", "lightgbm", "mlflow", "pandas", "polars", "pyarrow", "sklearn"),
@@ -47,7 +47,6 @@ _START_THREADS = (
 )
 """Packages that start threads when imported, often those of pyarrow. The driver imports them after the fork."""
 
-_ACCELERATORS = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/accel", "/dev/vfio")
 _EXIT_S = 5.0
 _WARM_S = 300.0
 
@@ -63,6 +62,7 @@ class EarlyServer:
         started: the time of the fork, as Unix time in seconds.
         environment: the environment variables at that moment.
         inherited: what else it has inherited at that moment.
+        keeps_warm: True if it forks a warm server.
     """
 
     process: ForkedProcess
@@ -71,6 +71,7 @@ class EarlyServer:
     started: float
     environment: dict[str, str]
     inherited: object
+    keeps_warm: bool
 
     def has_settings_of_driver(self) -> bool:
         """Return True if a process that the driver started now would inherit the same settings of the system."""
@@ -93,13 +94,12 @@ def take_server() -> EarlyServer | None:
     return server if server.owner == os.getpid() else None
 
 
-def fork_server(imports: Sequence[HeadImport], digest: str | None = None, keep_s: float = 0.0) -> None:
+def fork_server(imports: Sequence[HeadImport], warm: WarmSettings | None = None) -> None:
     """Make imports as a script does, and fork a server that has them. Without effect if that is impossible.
 
     Args:
         imports: the imports at the head of the script that were not made yet. Their errors are raised.
-        digest: the digest of the warm server that is forked from this server; None for none.
-        keep_s: the time in seconds for which the warm server is kept.
+        warm: the settings of the warm server that is forked from this server; None for none.
 
     Raises:
         BecomeDriver: in a process that was forked from the warm server, to run a script.
@@ -108,19 +108,18 @@ def fork_server(imports: Sequence[HeadImport], digest: str | None = None, keep_s
         return
     _attempts.append(os.getpid())
     _make(imports)
+    if warm is not None:
+        modules = tuple(name for each in imports for name in each.modules if name in sys.modules)
+        warm = None if _handles_signals() else replace(warm, modules=modules, environment=dict(os.environ))
     with contextlib.suppress(OSError):  # there are too many processes or descriptors: fit() will say so
-        if not _uses_accelerator() and forkserver.forks_cleanly():
-            _unused.append(_fork(imports, digest, keep_s))
+        if not uses_accelerator() and forkserver.forks_cleanly():
+            _unused.append(_fork(warm))
 
 
-def _fork(imports: Sequence[HeadImport], digest: str | None, keep_s: float) -> EarlyServer:
+def _fork(warm: WarmSettings | None) -> EarlyServer:
     flush_output()  # the server would write it again
     driver = os.getpid()
     environment, inherited, started = dict(os.environ), inherited_settings(), time.time()
-    warm = None
-    if digest is not None:
-        modules = tuple(name for each in imports for name in each.modules if name in sys.modules)
-        warm = WarmSettings(digest=digest, modules=modules, keep_s=keep_s, environment=environment)
     ours, theirs = socket.socketpair()
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C must not be raised in the child
     try:
@@ -128,7 +127,7 @@ def _fork(imports: Sequence[HeadImport], digest: str | None, keep_s: float) -> E
             if (pid := fork_process()) == 0:
                 ours.close()
                 forkserver.serve_driver(theirs, driver, masked, warm)
-        server = EarlyServer(ForkedProcess(pid), driver, ours, started, environment, inherited)
+        server = EarlyServer(ForkedProcess(pid), driver, ours, started, environment, inherited, warm is not None)
     except OSError:
         ours.close()
         raise
@@ -138,9 +137,17 @@ def _fork(imports: Sequence[HeadImport], digest: str | None, keep_s: float) -> E
     return server
 
 
+def _handles_signals() -> bool:
+    """Return True if a module has set a handler, which a driver of a warm server would not have."""
+    usual = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler, None)
+    return any(signal.getsignal(number) not in usual for number in signal.valid_signals())
+
+
 def _close_unused() -> None:
     if (server := take_server()) is not None:
         server.control.close()
+        if server.keeps_warm:  # it exits when it has forked the warm server
+            return
         server.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # this process may not kill it: see ForkedProcess
             server.process.wait(_EXIT_S)
@@ -159,15 +166,6 @@ def _uses_cluster(imports: Sequence[HeadImport]) -> bool:
     return "ray" in modules or any(name in os.environ for name in variables)
 
 
-def _uses_accelerator() -> bool:
-    """Return True if this process has opened an accelerator. Its drivers do not work in a fork."""
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one of the directory itself
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(_ACCELERATORS):
-                return True
-    return False
-
-
 def _make(imports: Sequence[HeadImport]) -> None:
     was_enabled = gc.isenabled()
     gc.disable()  # garbage collection takes a tenth of the time of imports
@@ -181,31 +179,50 @@ def _make(imports: Sequence[HeadImport]) -> None:
             gc.enable()
 
 
-def run_script(path: str, arguments: Sequence[str], keep_s: float | None = None) -> None:
-    """Run a script like ``python script.py``, in a driver of a warm server if there is one for it.
-
-    Otherwise, run it in this process, after the imports at its head and the fork of a server.
+def run_script(path: str, arguments: Sequence[str], keep_s: float = 0.0) -> None:
+    """Run a script in this process like ``python script.py``, after the imports at its head and the fork of a server.
 
     Args:
         path: the path of the script, as the user has given it.
         arguments: its arguments.
-        keep_s: the time in seconds for which a warm server is kept after the run; 0 to use none, and None to use one
-            that exists.
+        keep_s: the time in seconds for which a warm server is kept after the run; 0 for none.
     """
+    warm = _warm_settings(path, keep_s) if keep_s else None
     set_module_path(path)
-    digest = None
-    if keep_s != 0:
-        if (status := run_in_warm_server(path, arguments, keep_s)) is not None:
-            sys.exit(status)
-        with contextlib.suppress(OSError):  # this is not Linux, or the script cannot be read
-            digest = warm_digest(path) if keep_s else None
     try:
-        _run_here(path, arguments, digest, keep_s or 0.0)
+        _run_here(path, arguments, warm)
     except BecomeDriver as become:
         driver = become
     else:
         return
     _run_as(driver)
+
+
+def explain_imports(path: str) -> list[str]:
+    """Return which imports of a script a warm server does not keep, and why.
+
+    Args:
+        path: the path of the script.
+
+    Raises:
+        OSError: the script cannot be read.
+    """
+    content = Path(path).read_bytes()
+    with as_main_script(path):
+        modules = [name for each in head_imports(content, path) for name in each.modules]
+        end = end_of_head(content)
+    found = []
+    for name in modules:
+        package = name.partition(".")[0]
+        if package in _START_THREADS:
+            found.append(f"{package} starts threads, so it and the imports after it are made in each run")
+            break
+    if end is not None:
+        found.append(
+            f"the imports from line {end} are made in each run, because only imports of installed packages that "
+            "precede every other statement are kept"
+        )
+    return found
 
 
 def start_warm_server(path: str, keep_s: float) -> WarmServer | None:
@@ -218,47 +235,48 @@ def start_warm_server(path: str, keep_s: float) -> WarmServer | None:
     Raises:
         WaitTimeoutError: the imports take too long.
     """
+    warm = _warm_settings(path, keep_s)
     set_module_path(path)
-    digest = warm_digest(path)
+    sys.argv = [path]
     try:
-        fork_server(head_imports(Path(path).read_bytes(), os.path.abspath(path)), digest, keep_s)
+        fork_server(head_imports(Path(path).read_bytes(), os.path.abspath(path)), warm)
     except BecomeDriver as become:
         driver = become
     else:
-        return _await_warm_server(digest)
+        return None if warm is None else _await_warm_server(digest_of(warm.facts))
     _run_as(driver)
     sys.exit()
+
+
+def _warm_settings(path: str, keep_s: float) -> WarmSettings | None:
+    try:
+        return WarmSettings(facts=warm_facts(path), keep_s=keep_s, started=time.time())
+    except OSError:  # this process may not read its own settings
+        return None
 
 
 def _await_warm_server(digest: str) -> WarmServer | None:
     early = take_server()
     if early is None:
         return None
-    deadline = time.monotonic() + _WARM_S
+    early.control.close()  # so it exits as soon as it has forked the warm server
     try:
-        while early.process.poll() is None:
-            if (found := find_warm_server(digest)) is not None:
-                return found
-            if time.monotonic() > deadline:
-                raise WaitTimeoutError(f"the imports of the script were not complete after {_WARM_S:.0f} s")
-            time.sleep(0.05)
-        return None
-    finally:
-        early.control.close()
+        early.process.wait(_WARM_S)
+    except subprocess.TimeoutExpired as error:
         early.process.kill()
+        raise WaitTimeoutError(f"the imports of the script were not complete after {_WARM_S:.0f} s") from error
+    return find_warm_server(digest)
 
 
 def _run_as(driver: BecomeDriver) -> None:
     """Run a script in this process, which was forked from a warm server."""
     driver.__traceback__ = None  # its frames refer to the objects of the server
     _attempts.clear()
-    request = driver.request
-    set_module_path(request.path)
     signal.pthread_sigmask(signal.SIG_SETMASK, driver.signal_mask)
-    _run_here(request.path, request.arguments, None, 0.0)
+    _run_here(driver.request.path, driver.request.arguments, None)
 
 
-def _run_here(path: str, arguments: Sequence[str], digest: str | None, keep_s: float) -> None:
+def _run_here(path: str, arguments: Sequence[str], warm: WarmSettings | None) -> None:
     absolute = os.path.abspath(path)
     content = Path(absolute).read_bytes()
     module = ModuleType("__main__")
@@ -269,8 +287,10 @@ def _run_here(path: str, arguments: Sequence[str], digest: str | None, keep_s: f
     module.__annotations__ = {}
     sys.argv = [path, *arguments]
     try:
-        fork_server(head_imports(content, absolute), digest, keep_s)
+        fork_server(head_imports(content, absolute), warm)
         sys.modules["__main__"] = module
+        if "__mp_main__" in sys.modules:  # multiprocessing was imported before
+            sys.modules["__mp_main__"] = module
         exec(compile(content, absolute, "exec", dont_inherit=True), vars(module))
     except (BecomeDriver, SystemExit):
         raise

@@ -141,7 +141,7 @@ def serve_driver(
             if callable(signal.getsignal(number)):  # a handler of a module
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
-        _close_inherited()
+        _close_inherited(output=warm is not None)
         sys.modules["__main__"] = ModuleType("__main__")  # instead of the script, which is at its head
         os.environ.update(_WITHOUT_THREADS)
         driver = os.pidfd_open(driver_pid)
@@ -156,10 +156,15 @@ def serve_driver(
     os._exit(1)
 
 
-def _close_inherited() -> None:
-    """Close standard input, and the descriptors that the driver has from its own parent, except for the output."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+def _close_inherited(*, output: bool) -> None:
+    """Close the descriptors that the driver has from its own parent.
+
+    Args:
+        output: also close the output, because this process may exist for longer than the driver.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3 if output else 1):
+        os.dup2(null, descriptor)
     os.close(null)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # the one of the directory itself

@@ -22,10 +22,12 @@ __all__ = [
     "die_with_parent",
     "fork_process",
     "kill_group",
+    "uses_accelerator",
 ]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_ACCELERATORS = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/accel", "/dev/vfio")
 
 
 def adopt_orphans() -> None:
@@ -148,6 +150,15 @@ def kill_group(pid: int, number: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, number)
+
+
+def uses_accelerator() -> bool:
+    """Return True if this process has opened an accelerator. Its drivers do not work in a fork."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of the directory itself
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(_ACCELERATORS):
+                return True
+    return False
 
 
 def _prctl(option: int, value: int) -> None:

@@ -19,7 +19,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -30,27 +30,49 @@ from drivetrain._base.peers import peer_uid
 from drivetrain._version import __version__
 
 __all__ = [
+    "ACCEPTED",
+    "INHERITED",
     "KEEP_WARM",
     "PASSED",
     "WarmServer",
     "abstract_name",
+    "digest_of",
     "find_warm_server",
     "receive_line",
     "run_in_warm_server",
     "seconds_of",
-    "warm_digest",
+    "warm_facts",
     "warm_servers",
 ]
 
 KEEP_WARM = "DRIVETRAIN_KEEP_WARM"
 """The environment variable with the time for which a warm server is kept."""
 
-PASSED = ("_", "OLDPWD", "PWD", "SHLVL", "COLUMNS", "LINES", KEEP_WARM)
-"""Environment variables that the shell changes from command to command. The driver gets those of the client."""
+PASSED = (
+    *("_", "OLDPWD", "PWD", "SHLVL", "COLUMNS", "LINES", KEEP_WARM),
+    *("TMUX_PANE", "STY", "WINDOW", "WINDOWID", "GPG_TTY", "SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION"),
+    *("TERM_SESSION_ID", "ITERM_SESSION_ID", "KITTY_WINDOW_ID", "WEZTERM_PANE"),
+)
+"""Environment variables that differ from command to command, and between terminals. The driver gets the client's."""
 
-_FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
+INHERITED = "limits, priority, rights, signals or groups"
+"""The fact with the settings of the system. The server checks those of each client."""
+
+ACCEPTED = b"accepted"
+"""The reply to a request for a driver. The client then sends its descriptors."""
+
+_OF_GROUP = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
+"""Signals of the terminal, which it sends to all processes of a group."""
+
+_NOT_FORWARDED = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+}
+
 _MAX_LINE_BYTES = 4 << 20
+_MAX_DESCRIPTORS = 253  # of the kernel
 _WAIT_S = 5.0
+_STATUS_S = 1.0
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
@@ -66,8 +88,8 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def warm_digest(path: str) -> str:
-    """Return a digest of all that the imports of a script and the start of its driver depend on.
+def warm_facts(path: str) -> dict[str, object]:
+    """Return all that the imports of a script and the start of its driver depend on. JSON can represent it.
 
     Args:
         path: the path of the script.
@@ -77,15 +99,20 @@ def warm_digest(path: str) -> str:
     """
     with open(path, "rb") as file, as_main_script(path):
         head = head_imports(file.read(), path)
-    facts = {
-        "interpreter": (sys.executable, sys.version, interpreter_options(), __version__),
+    variables = {name: hashlib.sha256(os.fsencode(value)).hexdigest() for name, value in os.environ.items()}
+    return {
+        "interpreter": [sys.executable, sys.version, interpreter_options(), list(sys.flags), __version__],
+        "directory of the script": os.path.dirname(os.path.realpath(path)),
+        "working directory": os.getcwd(),
         "module path": sys.path[1:],
-        "modules": [each.modules for each in head],
-        "environment": sorted((name, value) for name, value in os.environ.items() if name not in PASSED),
-        "settings": inherited_settings(),
-        "root": os.stat("/")[:3],
-        "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))],
+        "list of imports": [list(each.modules) for each in head],
+        "environment": {name: digest for name, digest in sorted(variables.items()) if name not in PASSED},
+        INHERITED: inherited_settings(),
     }
+
+
+def digest_of(facts: Mapping[str, object]) -> str:
+    """Return the digest of facts that is part of the name of a server."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
@@ -107,17 +134,19 @@ def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None
     Returns:
         The exit code of the driver. If a signal has killed the driver, this process kills itself with it.
     """
+    if not _names() or sys.gettrace() or None in (sys.stdin, sys.stdout, sys.stderr) or _is_in_background():
+        return None
     with contextlib.ExitStack() as stack:
         try:
-            if not _names():
-                return None
-            connection = stack.enter_context(_connected(abstract_name(warm_digest(path))))
-            _send_request(connection, path, arguments, keep_s)
+            connection = stack.enter_context(_connected(abstract_name(digest_of(warm_facts(path)))))
+            start = _request_driver(connection, path, arguments, keep_s)
+            stack.callback(os.close, start)
             pid = int(json.loads(receive_line(connection)[0])["pid"])
-        except (OSError, ValueError, KeyError):  # there is none, or it has refused
+        except (OSError, ValueError, KeyError, TypeError):  # there is none, or it has refused
             return None
         connection.settimeout(None)
         stack.enter_context(_forwarding(pid))
+        os.write(start, b"1")
         status = int(receive_line(connection)[0] or -signal.SIGKILL)
     if status < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -126,8 +155,29 @@ def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None
     return status
 
 
-def _send_request(connection: socket.socket, path: str, arguments: Sequence[str], keep_s: float | None) -> None:
+def _is_in_background() -> bool:
+    """Return True if this is a background job of a shell, whose driver the terminal could not stop."""
+    for descriptor in range(3):
+        with contextlib.suppress(OSError):  # it is no terminal, or not the one of this process
+            if os.tcgetpgrp(descriptor) != os.getpgrp():
+                return True
+    return False
+
+
+def _inherited_descriptors() -> list[int]:
+    """Return the descriptors that this process has from the process that started it."""
+    found = []
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the one of the directory itself
+            if os.get_inheritable(descriptor):
+                found.append(descriptor)
+    return sorted(found)
+
+
+def _request_driver(connection: socket.socket, path: str, arguments: Sequence[str], keep_s: float | None) -> int:
+    """Request a driver, and return the descriptor to which this process writes when the driver shall start."""
     os.umask(umask := os.umask(0o077))
+    descriptors = _inherited_descriptors()
     request = {
         "command": "run",
         "path": path,
@@ -136,10 +186,20 @@ def _send_request(connection: socket.socket, path: str, arguments: Sequence[str]
         "umask": umask,
         "variables": {name: os.environ[name] for name in PASSED if name in os.environ},
         "keep_s": keep_s,
+        "descriptors": descriptors,
     }
-    data = json.dumps(request).encode() + b"\n"
-    sent = socket.send_fds(connection, [data], [0, 1, 2])
-    connection.sendall(data[sent:])
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    if receive_line(connection)[0] != ACCEPTED:  # a server that does not reply must not have the files
+        raise OSError("the server has refused")
+    theirs, ours = os.pipe()
+    try:
+        socket.send_fds(connection, [b"\n"], [theirs, *descriptors])
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return ours
 
 
 class WarmServer:
@@ -152,20 +212,40 @@ class WarmServer:
     Attributes:
         pid: its process id.
         modules: the modules that it has imported for the heads of scripts.
+        facts: what it requires of its clients: see :func:`warm_facts`.
+        directory: the directory of the scripts that it serves.
         runs: the number of drivers that are running.
         served: the number of drivers that it has forked, the running ones included.
-        remaining_s: the time in seconds until it ends if there is no other run; with runs, the time after the last one.
+        remaining_s: the time in seconds until it ends if there is no other run, from now or from the end of the runs.
         memory_bytes: its resident memory, most of which its drivers and their workers share.
     """
 
     def __init__(self, name: str, facts: Any) -> None:
         self._name = name
         self.pid = int(facts["pid"])
-        self.modules = tuple(map(str, facts["modules"]))
+        self.modules = tuple(dict.fromkeys(map(str, facts["modules"])))
+        self.facts = dict(facts["facts"])
+        self.directory = str(self.facts["directory of the script"])
         self.runs = int(facts["runs"])
         self.served = int(facts["served"])
         self.remaining_s = float(facts["remaining_s"])
         self.memory_bytes = int(facts["memory_bytes"])
+
+    def differences(self, path: str) -> list[str]:
+        """Return the facts by which a run of a script from this process differs from those that the server serves.
+
+        Args:
+            path: the path of the script.
+
+        Raises:
+            OSError: the script cannot be read.
+        """
+        facts = warm_facts(path)
+        found = [name for name in facts if name != "environment" and facts[name] != self.facts.get(name)]
+        ours, theirs = facts["environment"], self.facts["environment"]
+        assert isinstance(ours, dict)
+        variables = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        return [*found, *(f"environment variable {name}" for name in variables)]
 
     def stop(self) -> None:
         """End the server, after its runs if there are any."""
@@ -194,7 +274,7 @@ def find_warm_server(digest: str) -> WarmServer | None:
 def _names() -> list[str]:
     """Return the names of the sockets of this user's servers."""
     try:
-        with open("/proc/net/unix") as file:
+        with open("/proc/net/unix", errors="replace") as file:
             text = file.read()
     except OSError:
         return []
@@ -204,6 +284,7 @@ def _names() -> list[str]:
 
 def _ask(name: str, command: str) -> Any:
     with _connected(name) as connection:
+        connection.settimeout(_STATUS_S)
         connection.sendall(json.dumps({"command": command}).encode() + b"\n")
         return json.loads(receive_line(connection)[0])
 
@@ -224,14 +305,16 @@ def _forwarding(pid: int) -> Iterator[None]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, number)
+            (os.killpg if number in _OF_GROUP else os.kill)(pid, number)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        forward(signal.SIGSTOP, frame)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)  # returns when this process continues
-        forward(signal.SIGCONT, frame)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGCONT)
 
-    handlers: dict[int, Any] = {getattr(signal, name): forward for name in _FORWARDED}
+    handlers: dict[int, Any] = dict.fromkeys(signal.valid_signals() - _NOT_FORWARDED, forward)
     handlers[signal.SIGTSTP] = stop
     ignored = [number for number in handlers if signal.getsignal(number) is signal.SIG_IGN]
     before = {number: signal.signal(number, handlers[number]) for number in handlers if number not in ignored}
@@ -246,7 +329,7 @@ def receive_line(connection: socket.socket) -> tuple[bytes, list[int]]:
     """Receive a line, and the descriptors that come with it. The line is empty if the other end has closed."""
     data, descriptors = b"", []
     while not data.endswith(b"\n"):
-        part, more, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        part, more, _, _ = socket.recv_fds(connection, 1 << 16, _MAX_DESCRIPTORS)
         descriptors += more
         data += part
         if not part or len(data) > _MAX_LINE_BYTES:

@@ -12,8 +12,10 @@ on request. It never has the modules of the user, whose changes would be missed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -22,20 +24,22 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import all_suffixes
 from typing import Any, NoReturn
 
+from drivetrain._base.inherited import inherited_settings
+from drivetrain._base.interpreter import INSTALLED
 from drivetrain._base.lazy import PUBLIC
-from drivetrain._base.peers import peer_uid
+from drivetrain._base.peers import peer_pid, peer_uid
 from drivetrain._plugins.frameworks import reseed
 from drivetrain._plugins.loading import list_plugins, load_plugin
-from drivetrain._runtimes.processes import die_with_parent, fork_process
-from drivetrain._runtimes.warm import PASSED, abstract_name, receive_line, warm_servers
+from drivetrain._runtimes.processes import die_with_parent, fork_process, kill_group, uses_accelerator
+from drivetrain._runtimes.warm import ACCEPTED, INHERITED, PASSED, abstract_name, digest_of, receive_line, warm_servers
 
 __all__ = ["BecomeDriver", "DriverRequest", "WarmSettings", "fork_warm_server"]
 
-_WAIT_S = 5.0
+_WAIT_S = 2.0
 _PAUSE_S = 0.1
 _MAX_WAIT_S = 3600.0
 _MAX_SERVERS = 3
@@ -44,6 +48,7 @@ _CALLBACKS = ("progress", "csv", "json")
 """The callbacks that a run has by default."""
 
 _SUFFIXES = all_suffixes()
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,16 +56,18 @@ class WarmSettings:
     """The settings of a warm server.
 
     Attributes:
-        digest: the digest of the scripts and environments that it serves.
-        modules: the modules at the head of the script.
+        facts: what it requires of its clients: see :func:`~drivetrain._runtimes.warm.warm_facts`.
         keep_s: the time in seconds for which it is kept.
+        started: the time before the first import, as Unix time in seconds.
+        modules: the modules at the head of the script.
         environment: the environment variables of its drivers.
     """
 
-    digest: str
-    modules: tuple[str, ...]
+    facts: Mapping[str, object]
     keep_s: float
-    environment: Mapping[str, str]
+    started: float
+    modules: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +81,7 @@ class DriverRequest:
         umask: the permissions that new files do not get.
         variables: the environment variables that the shell changes from command to command.
         keep_s: the time in seconds for which the server is kept after the run; None for the time as before.
+        descriptors: the numbers of the open files that come with the request, the standard streams included.
     """
 
     path: str
@@ -82,6 +90,7 @@ class DriverRequest:
     umask: int
     variables: dict[str, str]
     keep_s: float | None
+    descriptors: list[int]
 
 
 class BecomeDriver(BaseException):
@@ -111,10 +120,10 @@ def fork_warm_server(settings: WarmSettings, control: socket.socket, driver: int
     reaps_children = signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN
     if None in (sys.stdin, sys.stdout, sys.stderr) or not reaps_children or _resident_bytes() > _MAX_MEMORY_BYTES:
         return
-    _stop_excess()
     listener = socket.socket(socket.AF_UNIX)
     try:
-        listener.bind(f"\0{abstract_name(settings.digest)}")
+        listener.bind(f"\0{abstract_name(digest_of(settings.facts))}")
+        _stop_excess()
         listener.listen()
         pid = fork_process()
     except OSError:
@@ -132,18 +141,19 @@ def fork_warm_server(settings: WarmSettings, control: socket.socket, driver: int
 
 
 def _stop_excess() -> None:
-    """End the idle servers that would be used last, so that there are not too many with a new one."""
+    """End the idle servers that would end first, so that there are not too many with a new one."""
     servers = warm_servers()
     idle = sorted((server for server in servers if not server.runs), key=lambda server: server.remaining_s)
     for server in idle[: max(0, len(servers) + 1 - _MAX_SERVERS)]:
         server.stop()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Driver:
     pid: int
     pidfd: int
     client: socket.socket
+    has_client: bool = True
 
 
 class _Server:
@@ -162,7 +172,7 @@ class _Server:
         self._signal_mask: set[signal.Signals | int] = set()
         self._drivers: list[_Driver] = []
         self._served = 0
-        self._files: list[str] = []
+        self._watched: list[str] = []
         self._states: list[tuple[int, int] | None] = []
 
     def run(self) -> NoReturn:
@@ -174,32 +184,47 @@ class _Server:
             for descriptor in range(3):
                 os.dup2(null, descriptor)
             os.close(null)
-            os.chdir("/")
             _import_for_drivers()
-            if len(os.listdir("/proc/self/task")) != 1:  # a plugin has started a thread, which a fork would not have
-                os._exit(0)
-            self._files = _imported_files()
-            self._states = _states(self._files)
-            gc.freeze()
-            while self._drivers or time.monotonic() < self._ends:
-                self._handle()
+            if self._can_serve():
+                os.chdir("/")
+                gc.freeze()
+                while self._drivers or time.monotonic() < self._ends:
+                    self._handle()
         except BecomeDriver:
             raise
         except BaseException:
             os._exit(1)
         os._exit(0)
 
+    def _can_serve(self) -> bool:
+        """Return True if no import prevents it, and remember the state of the imported files."""
+        files = _imported_files()
+        directories = [path for path in sys.path[1:] if _is_installed(path)]
+        self._watched = [*files, *directories]
+        self._states = _states(self._watched)
+        started_ns = int(self._settings.started * 1e9)
+        has_changed = any(state is not None and state[0] >= started_ns for state in self._states[: len(files)])
+        has_own = any(file.startswith(f"{sys.path[0]}{os.sep}") and not _is_installed(file) for file in files)
+        has_threads = len(os.listdir("/proc/self/task")) != 1
+        return not (has_changed or has_own or has_threads or uses_accelerator())
+
     def _handle(self) -> None:
-        wait_s = min(_MAX_WAIT_S, max(0.0, self._ends - time.monotonic())) if not self._drivers else None
-        watched: list[Any] = [self._listener] if self._listener.fileno() >= 0 else []
-        watched += [source for driver in self._drivers for source in (driver.pidfd, driver.client)]
-        ready = select.select(watched, [], [], wait_s)[0]
+        poller = select.poll()
+        if self._listener.fileno() >= 0:
+            poller.register(self._listener, select.POLLIN)
+        for driver in self._drivers:
+            poller.register(driver.pidfd, select.POLLIN)
+            if driver.has_client:
+                poller.register(driver.client, select.POLLIN)
+        wait_s = max(0.0, self._ends - time.monotonic())
+        ready = dict(poller.poll(None if self._drivers else 1000 * min(_MAX_WAIT_S, wait_s)))
         for driver in list(self._drivers):
             if driver.pidfd in ready:
                 self._on_exit(driver)
-            elif driver.client in ready:  # a client sends nothing after its request: it has died
-                _kill(driver)
-        if self._listener in ready:
+            elif driver.client.fileno() in ready:  # a client sends nothing after its request: it has died
+                driver.has_client = False
+                kill_group(driver.pid, signal.SIGKILL)
+        if self._listener.fileno() in ready:
             self._accept()
 
     def _accept(self) -> None:
@@ -217,63 +242,80 @@ class _Server:
 
     def _answer(self, connection: socket.socket) -> bool:
         """Reply to a client. Return True if the connection belongs to a driver from now on."""
-        line, descriptors = receive_line(connection)
-        try:
-            request = json.loads(line)
-            command = request.pop("command")
-            if command == "run":
-                return self._run(DriverRequest(**request), descriptors, connection)
-            if command == "stop":
-                self._stop()
-            connection.sendall(json.dumps(self._status()).encode() + b"\n")
+        request = json.loads(receive_line(connection)[0])
+        command = request.pop("command")
+        if command == "run":
+            return self._run(DriverRequest(**request), connection)
+        if command == "stop":
+            self._stop()
+        connection.sendall(json.dumps(self._status()).encode() + b"\n")
+        return False
+
+    def _run(self, request: DriverRequest, client: socket.socket) -> bool:
+        """Fork a driver. Return False if the client has to make the imports itself."""
+        if inherited_settings(peer_pid(client)) != self._settings.facts[INHERITED]:
             return False
+        if self._states != _states(self._watched):
+            self._stop()
+            return False
+        if any(map(_hides_imported, [path for path in sys.path if not _is_installed(path)])):
+            return False
+        client.sendall(ACCEPTED + b"\n")
+        _, descriptors = receive_line(client)
+        try:
+            return bool(descriptors) and self._fork(request, descriptors, client)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _run(self, request: DriverRequest, descriptors: Sequence[int], client: socket.socket) -> bool:
-        """Fork a driver. Return False if the client has to make the imports itself."""
-        if self._states != _states(self._files):
-            self._stop()
-            return False
-        if _hides_imported(os.path.join(request.working_directory, request.path)) or _has_data(client):
-            return False
+    def _fork(self, request: DriverRequest, descriptors: list[int], client: socket.socket) -> bool:
         server = os.getpid()
         pid = fork_process()
         if pid == 0:
             self._become_driver(server, request, descriptors, client)
         try:
-            driver = _Driver(pid, os.pidfd_open(pid), client)
-            client.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+            pidfd = os.pidfd_open(pid)
         except OSError:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return False
-        self._drivers.append(driver)
+            raise
+        self._drivers.append(_Driver(pid, pidfd, client))
         self._served += 1
         if request.keep_s is not None:
             self._keep_s = float(request.keep_s)
         return True
 
     def _become_driver(
-        self, server: int, request: DriverRequest, descriptors: Sequence[int], client: socket.socket
+        self, server: int, request: DriverRequest, descriptors: list[int], client: socket.socket
     ) -> NoReturn:
-        os.setsid()
-        die_with_parent(server)
-        for connection in (self._listener, client, *(each.client for each in self._drivers)):
-            connection.close()
-        for driver in self._drivers:
-            os.close(driver.pidfd)
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-        os.environ.clear()
-        os.environ.update({name: text for name, text in self._settings.environment.items() if name not in PASSED})
-        os.environ.update(request.variables)
-        os.umask(request.umask)
-        os.chdir(request.working_directory)
-        gc.enable()
-        reseed()
-        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
+        """Prepare this process, and raise :class:`BecomeDriver` when the client has allowed the start.
+
+        A process that cannot be prepared exits without a message. The client then makes the imports itself.
+        """
+        try:
+            os.setsid()
+            die_with_parent(server)
+            for connection in (self._listener, *(each.client for each in self._drivers)):
+                connection.close()
+            for driver in self._drivers:
+                os.close(driver.pidfd)
+            reply, start = _place(descriptors, client, request.descriptors)
+            _open_streams()
+            os.environ.clear()
+            os.environ.update({name: text for name, text in self._settings.environment.items() if name not in PASSED})
+            os.environ.update(request.variables)
+            os.umask(request.umask)
+            os.chdir(request.working_directory)
+            gc.enable()
+            reseed()
+            os.write(reply, json.dumps({"pid": os.getpid()}).encode() + b"\n")
+            os.close(reply)
+            may_start = os.read(start, 1)
+            os.close(start)
+        except BaseException:
+            os._exit(1)
+        if not may_start:  # the client has died, or does not wait any longer
+            os._exit(1)
         raise BecomeDriver(request, self._signal_mask)
 
     def _on_exit(self, driver: _Driver) -> None:
@@ -295,6 +337,7 @@ class _Server:
         return {
             "pid": os.getpid(),
             "modules": self._settings.modules,
+            "facts": self._settings.facts,
             "runs": len(self._drivers),
             "served": self._served,
             "remaining_s": remaining_s,
@@ -313,33 +356,67 @@ def _import_for_drivers() -> None:
             load_plugin(kind, name)
 
 
-def _kill(driver: _Driver) -> None:
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError):
-            kill(driver.pid, signal.SIGKILL)
+def _place(descriptors: list[int], client: socket.socket, numbers: Sequence[int]) -> tuple[int, int]:
+    """Give the descriptors of a client the numbers that they have there.
+
+    Args:
+        descriptors: the descriptor that allows the start, and those of the client. The list is emptied.
+        client: the connection to the client.
+        numbers: the numbers.
+
+    Returns:
+        The new descriptors of the connection, and of the permission to start.
+
+    Raises:
+        OSError: this process has a file of its own at one of the numbers.
+    """
+    free = max(numbers) + 1
+    reply, start, *moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, free) for each in (client.fileno(), *descriptors)]
+    client.close()
+    while descriptors:
+        os.close(descriptors.pop())
+    if any(number > 2 and os.path.exists(f"/proc/self/fd/{number}") for number in numbers):
+        raise OSError("a module has opened a file with this number")
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return reply, start
 
 
-def _has_data(connection: socket.socket) -> bool:
-    """Return True if the other end has sent something, or has closed the connection."""
-    return bool(select.select([connection], [], [], 0.0)[0])
+def _open_streams() -> None:
+    """Make the standard streams fit the new files behind their descriptors."""
+    raw = io.FileIO(0, closefd=False)
+    raw.name = "<stdin>"
+    old = sys.stdin
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors)  # type: ignore[misc]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise, an import has replaced it
+        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
 
 
-def _hides_imported(script: str) -> bool:
-    """Return True if the directory of a script has a module with the name of one that this process has imported."""
-    roots = {name.partition(".")[0] for name in sys.modules}
-    with os.scandir(os.path.dirname(os.path.realpath(script))) as entries:
-        for entry in entries:
-            name, dot, suffix = entry.name.partition(".")
-            is_module = dot + suffix in _SUFFIXES or os.path.exists(os.path.join(entry.path, "__init__.py"))
-            if name in roots and is_module:
-                return True
+def _is_installed(path: str) -> bool:
+    """Return True for a file or directory of the standard library or of installed packages."""
+    return path.startswith(_STANDARD) or any(part in INSTALLED for part in path.split(os.sep))
+
+
+def _hides_imported(directory: str) -> bool:
+    """Return True if a directory has a module with the name of one that this process has imported from elsewhere."""
+    roots = {name.partition(".")[0]: module for name, module in sys.modules.items() if "." not in name}
+    try:
+        entries = os.listdir(directory)
+    except OSError:
+        return False
+    for entry in entries:
+        name, dot, suffix = entry.partition(".")
+        is_known = name in roots and not str(getattr(roots[name], "__file__", None)).startswith(f"{directory}{os.sep}")
+        if is_known and (dot + suffix in _SUFFIXES or os.path.exists(os.path.join(directory, entry, "__init__.py"))):
+            return True
     return False
 
 
 def _imported_files() -> list[str]:
-    """Return the imported files, and the directories that modules come from."""
+    """Return the files of all imported modules. Some modules have a relative path, which names no file."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return list(dict.fromkeys([*sys.path[1:], *(file for file in files if isinstance(file, str))]))
+    return list(dict.fromkeys(file for file in files if isinstance(file, str) and os.path.isabs(file)))
 
 
 def _states(paths: Sequence[str]) -> list[tuple[int, int] | None]:

@@ -7,7 +7,7 @@ from drivetrain._driver.controller import group_spec
 from drivetrain._driver.launch import require_process_state, resolve_runtime
 from drivetrain._driver.overrides import OVERRIDES
 from drivetrain._driver.policies import RetryBudget
-from drivetrain._runtimes.ahead import run_script, start_warm_server
+from drivetrain._runtimes.ahead import explain_imports, run_script, start_warm_server
 from drivetrain._storage.timeline import add_note
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "add_note",
     "as_table",
     "ask",
+    "explain_imports",
     "group_spec",
     "require_process_state",
     "resolve_runtime",
