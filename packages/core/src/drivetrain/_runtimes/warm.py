@@ -146,7 +146,8 @@ def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None
             return None
         connection.settimeout(None)
         stack.enter_context(_forwarding(pid))
-        os.write(start, b"1")
+        with contextlib.suppress(OSError):  # it has died
+            os.write(start, b"1")
         status = int(receive_line(connection)[0] or -signal.SIGKILL)
     if status < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -304,7 +305,7 @@ def _forwarding(pid: int) -> Iterator[None]:
     """Forward signals to a driver, which is the leader of its process group."""
 
     def forward(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.killpg if number in _OF_GROUP else os.kill)(pid, number)
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -322,7 +323,8 @@ def _forwarding(pid: int) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # otherwise, it is not one of Python
+                signal.signal(number, handler)
 
 
 def receive_line(connection: socket.socket) -> tuple[bytes, list[int]]:
