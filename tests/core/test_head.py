@@ -144,6 +144,25 @@ def test_module_at_the_head_is_imported_once_for_driver_and_workers(
 
 
 @pytest.mark.parametrize("command", ["python", "drivetrain run"])
+def test_framework_after_a_package_with_threads_is_imported_before_fit(
+    tmp_path: Path, heavy: Path, command: str
+) -> None:
+    (heavy / "heavy_plugin.py").write_text("from drivetrain.plugin import Framework\nclass Heavy(Framework): ...\n")
+    info = heavy / "heavy_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: heavy-plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[drivetrain.frameworks]\nheavy = heavy_plugin:Heavy\n")
+    head = f"{FROM_DRIVETRAIN}\nimport pandas\nimport heavy\nimport os\nimport time\n"
+    wait = "while len(open(os.environ['IMPORTS']).readlines()) < 2:\n    time.sleep(0.01)\n"
+
+    ranks, imports = run(tmp_path, head + wait, command=command)
+
+    assert len(imports) == 2, "in the driver, and in the server"
+    assert ranks[0]["seen"] == ranks[1]["seen"]
+    assert ranks[0]["seen"][0] in imports
+
+
+@pytest.mark.parametrize("command", ["python", "drivetrain run"])
 def test_variables_that_the_script_sets_before_an_import_act_in_it(tmp_path: Path, heavy: Path, command: str) -> None:
     head = f"import os\nos.environ['SOME_VARIABLE'] = 'value'\nimport heavy\n{FROM_DRIVETRAIN}\n"
     (heavy / "heavy.py").write_text(

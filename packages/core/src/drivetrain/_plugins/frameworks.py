@@ -20,6 +20,7 @@ from drivetrain.errors import ConfigurationError, PluginError
 __all__ = [
     "STATE_ERRORS",
     "belongs_to_process",
+    "installed_frameworks",
     "keep_random_states",
     "launcher_variables",
     "limit_threads",
@@ -45,11 +46,12 @@ def load_frameworks() -> list[str]:
     Returns:
         The modules that a training with these frameworks imports soon after its start.
     """
-    found = [_load(name) for name in _installed() if name in sys.modules]
+    found = [_load(name) for name in installed_frameworks() if name in sys.modules]
     return [module for framework in found if framework is not None for module in framework.warmup]
 
 
-def _installed() -> list[str]:
+def installed_frameworks() -> list[str]:
+    """Return the root modules of the frameworks for which a plugin is installed."""
     return list(dict.fromkeys(plugin.name for plugin in installed_plugins("framework")))
 
 
@@ -66,7 +68,7 @@ def _load(name: str) -> Framework | None:
 def launcher_variables(context: TrainContext, max_failures: int) -> dict[str, str]:
     """Return the variables that the launchers of all frameworks set for a script, whether imported or not."""
     variables: dict[str, str] = {}
-    for name in _installed():
+    for name in installed_frameworks():
         if (framework := _load(name)) is not None:
             variables.update(framework.launcher_variables(context, max_failures))
     return variables

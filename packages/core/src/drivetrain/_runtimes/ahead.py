@@ -6,9 +6,11 @@ modules already, and nothing else: the script has not executed any other stateme
 server imports what the frameworks need for their first step: see :attr:`~drivetrain.plugin.Framework.warmup`.
 
 A fork has only the thread that called it. So there is no such server if a module has started a thread that does not
-end at a fork, or has opened an accelerator. ``fit()`` starts the server in this case, and also if the script is not
-executed as the main module, imports modules that are not installed before drivetrain, or later changes what a process
-inherits: environment variables that imports may read, resource limits, its priority or CPUs, users or signals.
+end at a fork, or has opened an accelerator. The fork comes before the import of a package that is known to start
+threads; the server then imports the frameworks that follow it, while the driver makes the same imports. ``fit()``
+starts the server in all other cases, and also if the script is not executed as the main module, imports modules that
+are not installed before drivetrain, or later changes what a process inherits: environment variables that imports may
+read, resource limits, its priority or CPUs, users or signals.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from types import ModuleType, TracebackType
 from drivetrain._base.head import HeadImport, end_of_head, head_imports
 from drivetrain._base.inherited import inherited_settings
 from drivetrain._base.interpreter import as_main_script, set_module_path
+from drivetrain._plugins.frameworks import installed_frameworks
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.processes import ForkedProcess, fork_process, uses_accelerator
 from drivetrain._runtimes.warm import WarmServer, digest_of, find_warm_server, warm_facts
@@ -107,16 +110,18 @@ def fork_server(imports: Sequence[HeadImport], warm: WarmSettings | None = None)
     if _attempts or os.environ.get("DRIVETRAIN_EARLY_FORK") == "0" or _is_traced() or _uses_cluster(imports):
         return
     _attempts.append(os.getpid())
-    _make(imports)
+    left = [name for each in _make(imports) for name in each.modules]
+    frameworks = [name for name in left if _root(name) in installed_frameworks() and _root(name) not in _START_THREADS]
     if warm is not None:
-        modules = tuple(name for each in imports for name in each.modules if name in sys.modules)
+        made = (name for each in imports for name in each.modules if name in sys.modules)
+        modules = (*made, *frameworks)
         warm = None if _handles_signals() else replace(warm, modules=modules, environment=dict(os.environ))
     with contextlib.suppress(OSError):  # there are too many processes or descriptors: fit() will say so
         if not uses_accelerator() and forkserver.forks_cleanly():
-            _unused.append(_fork(warm))
+            _unused.append(_fork(frameworks, warm))
 
 
-def _fork(warm: WarmSettings | None) -> EarlyServer:
+def _fork(frameworks: Sequence[str], warm: WarmSettings | None) -> EarlyServer:
     flush_output()  # the server would write it again
     driver = os.getpid()
     environment, inherited, started = dict(os.environ), inherited_settings(), time.time()
@@ -126,7 +131,7 @@ def _fork(warm: WarmSettings | None) -> EarlyServer:
         with theirs:
             if (pid := fork_process()) == 0:
                 ours.close()
-                forkserver.serve_driver(theirs, driver, masked, warm)
+                forkserver.serve_driver(theirs, driver, masked, frameworks, warm)
         server = EarlyServer(ForkedProcess(pid), driver, ours, started, environment, inherited, warm is not None)
     except OSError:
         ours.close()
@@ -166,17 +171,23 @@ def _uses_cluster(imports: Sequence[HeadImport]) -> bool:
     return "ray" in modules or any(name in os.environ for name in variables)
 
 
-def _make(imports: Sequence[HeadImport]) -> None:
+def _make(imports: Sequence[HeadImport]) -> Sequence[HeadImport]:
+    """Make imports up to the first one that starts threads. Return those that are left."""
     was_enabled = gc.isenabled()
     gc.disable()  # garbage collection takes a tenth of the time of imports
     try:
-        for each in imports:
-            if any(name.partition(".")[0] in _START_THREADS for name in each.modules):
-                return
+        for number, each in enumerate(imports):
+            if any(_root(name) in _START_THREADS for name in each.modules):
+                return imports[number:]
             exec(each.compiled(), {"__name__": "__main__"})
+        return []
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def run_script(path: str, arguments: Sequence[str], keep_s: float = 0.0) -> None:
@@ -212,10 +223,12 @@ def explain_imports(path: str) -> list[str]:
         modules = [name for each in head_imports(content, path) for name in each.modules]
         end = end_of_head(content)
     found = []
-    for name in modules:
-        package = name.partition(".")[0]
+    for package in map(_root, modules):
         if package in _START_THREADS:
-            found.append(f"{package} starts threads, so it and the imports after it are made in each run")
+            found.append(
+                f"{package} starts threads, so it is imported in each run, and so are the imports after it, except for "
+                "frameworks such as torch"
+            )
             break
     if end is not None:
         found.append(

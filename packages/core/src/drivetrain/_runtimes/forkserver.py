@@ -121,7 +121,11 @@ def main(control_descriptor: int, own: Sequence[str], preload: Sequence[str], dr
 
 
 def serve_driver(
-    control: socket.socket, driver_pid: int, signal_mask: set[signal.Signals | int], warm: WarmSettings | None
+    control: socket.socket,
+    driver_pid: int,
+    signal_mask: set[signal.Signals | int],
+    frameworks: Sequence[str],
+    warm: WarmSettings | None,
 ) -> NoReturn:
     """Serve the driver from which this process has just been forked, like :func:`main`.
 
@@ -129,6 +133,7 @@ def serve_driver(
         control: the connection to the driver.
         driver_pid: the pid of the driver.
         signal_mask: the blocked signals of the driver; this process has others.
+        frameworks: the modules of frameworks to import. The driver imports them later, or at the same time.
         warm: the settings of the warm server to fork after the imports; None for none.
 
     Raises:
@@ -145,7 +150,7 @@ def serve_driver(
         sys.modules["__main__"] = ModuleType("__main__")  # instead of the script, which is at its head
         os.environ.update(_WITHOUT_THREADS)
         driver = os.pidfd_open(driver_pid)
-        if _import_cleanly(load_frameworks()) is None:
+        if _import_cleanly(frameworks) is None and _import_cleanly(load_frameworks()) is None:
             if warm is not None:
                 fork_warm_server(warm, control, driver)
             _Server(control, driver).run()
