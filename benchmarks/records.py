@@ -1,21 +1,21 @@
 """The results that are kept in the repository, so that a regression is seen, and the table of the documentation.
 
 ``python -m benchmarks NAME --record`` replaces the results of a benchmark in ``records.json``. ``python -m
-benchmarks.records`` writes the table of ``docs/benchmarks.md`` from this file.
+benchmarks.records`` writes the tables of ``docs/benchmarks.md`` and ``docs/why.md`` from this file.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BEGIN", "END", "PAGE", "previous", "record", "table", "write_page"]
+__all__ = ["TABLES", "previous", "record", "start_table", "table", "with_table", "write_pages"]
 
 RECORDS = Path(__file__).with_name("records.json")
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- begin of the table -->\n", "<!-- end of the table -->\n"
 _HEAD = "| benchmark | quantity | median | range | runs | goal | met |\n|---|---|---|---|---|---|---|\n"
 
@@ -36,6 +36,24 @@ def record(benchmark: str, machine: Mapping[str, Any], results: Mapping[str, Any
 def table() -> str:
     """Return the recorded results as a table of Markdown."""
     return _HEAD + "".join(f"| {' | '.join(row)} |\n" for row in _rows())
+
+
+def start_table() -> str:
+    """Return the times until the third step of a script, relative to torchrun, as a table of Markdown."""
+    sides = {
+        "`python script.py`, with drivetrain": "drivetrain",
+        "`drivetrain run script.py`": "drivetrain run",
+        "[`drivetrain run script.py`, with a warm server](command-line.md#run-a-script-again-at-once)": (
+            "drivetrain run, warm"
+        ),
+    }
+    rows = "".join(f"| {shown} | {_short(_median_of_third_step(side))} |\n" for shown, side in sides.items())
+    return f"| command | time |\n|---|---|\n| `torchrun script.py` | 1 |\n{rows}"
+
+
+def _median_of_third_step(side: str) -> float:
+    name = f"process start -> third step: {side} at most "
+    return next(float(found["median"]) for key, found in previous("start_script").items() if key.startswith(name))
 
 
 def _rows() -> Iterator[Sequence[str]]:
@@ -64,12 +82,21 @@ def _read() -> dict[str, Any]:
     return found
 
 
-def write_page() -> None:
-    """Write the table into the page of the documentation."""
-    text = PAGE.read_text()
+def with_table(text: str, content: str) -> str:
+    """Return the text of a page with another table."""
     pattern = re.compile(f"(?<={re.escape(BEGIN)}).*(?={re.escape(END)})", re.DOTALL)
-    PAGE.write_text(pattern.sub(lambda _: table(), text))
+    return pattern.sub(lambda _: content, text)
+
+
+def write_pages() -> None:
+    """Write the tables into the pages of the documentation."""
+    for page, content in TABLES.items():
+        page.write_text(with_table(page.read_text(), content()))
+
+
+TABLES: Mapping[Path, Callable[[], str]] = {DOCS / "benchmarks.md": table, DOCS / "why.md": start_table}
+"""The function that returns the table of each page."""
 
 
 if __name__ == "__main__":
-    write_page()
+    write_pages()
