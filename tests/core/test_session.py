@@ -116,6 +116,13 @@ def run_here(function: Callable[[], Any], tmp_path: Path) -> Any:
         ({"metrics": {"a": "text"}, "reduce": {"a": "mean"}}, "a number reported as 'a', got 'text'"),
         ({"metrics": {"a": True}, "reduce": {"a": "mean"}}, "a number reported as 'a', got True"),
         ({"metrics": {}, "checkpoint": "directory"}, "got 'directory'. Use Checkpoint.from_directory(path)"),
+        ({"loss": 1, "reduce": 0.5}, "expected a mapping from metrics to reductions, got 0.5. If it is a metric, use"),
+        ({"wait": "long"}, "expected True, False or a positive number of seconds, got 'long'. If it is a metric, use"),
+        ({"delete_local_checkpoint_after_upload": 1}, "expected True or False, got 1"),
+        ({"checkpoint_upload_fn": 0.1}, "expected a function, got 0.1"),
+        ({"loss": 1, "checkpont": 2}, "expected a metric, or an option such as checkpoint, got 2. If it is a metric, use"),
+        ({"loss": 1, "checkpoint_upload_mod": "async"}, "an option such as checkpoint_upload_mode, got 'async'"),
+        ({"loss": 1, "model": Checkpoint("/directory")}, "an option such as checkpoint, got Checkpoint"),
     ],
 )
 def test_report_refuses_invalid_arguments_and_the_run_continues(
@@ -131,6 +138,14 @@ def test_report_refuses_invalid_arguments_and_the_run_continues(
 
     assert words in result.return_value
     assert result.metrics["_training_iteration"] == 1
+
+
+def test_report_accepts_metrics_with_names_like_those_of_options_in_a_mapping(tmp_path: Path) -> None:
+    def train() -> None:
+        drivetrain.report({"reduce": 0.5, "checkpont": 2, "wait": 3})
+        drivetrain.report(checked=1, redundancy=2, weight=3)
+
+    assert run_here(train, tmp_path).error is None
 
 
 def test_report_of_a_shared_checkpoint_without_its_with_block_is_refused(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ class ScalingConfig(ShowsFields):
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] | None = None
     trainer_resources: Mapping[str, float] | None = None
-    placement_strategy: str = "PACK"
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     accelerator_type: str | None = None
     runtime: str | RuntimeLike | None = None
     elastic_resize_monitor_interval_s: float = 60.0
@@ -412,7 +412,7 @@ class CheckpointConfig(ShowsFields):
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
-    checkpoint_score_order: str = "max"
+    checkpoint_score_order: Literal["max", "min"] = "max"
     keep_last: int = 1
     keep_every: int | None = None
     max_uploads_in_flight: int = 2
@@ -613,7 +613,7 @@ class RunConfig(ShowsFields):
     sync_config: SyncConfig = field(default_factory=SyncConfig)
     callbacks: Sequence[CallbackLike | str | tuple[str, Mapping[str, Any]]] = ()
     stop: StopCondition | None = None
-    verbose: int = 1
+    verbose: Literal[0, 1, 2] = 1
     log_to_file: bool = True
     worker_output: Literal["rank0", "all", "none"] = "rank0"
     resume: Literal["never", "auto", "must"] | str | os.PathLike[str] = "never"

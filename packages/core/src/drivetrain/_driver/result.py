@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from drivetrain._base.metrics import flatten, has_metric, reported_metrics, writable
 from drivetrain._base.notebook import as_table
@@ -128,7 +128,7 @@ class Result:
 
         return pd.DataFrame.from_records([flatten(report) for report in _read_reports(self.storage)])
 
-    def get_best_checkpoint(self, metric: str, mode: str = "max") -> Checkpoint | None:
+    def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"] = "max") -> Checkpoint | None:
         """Return the kept checkpoint with the best value of a metric.
 
         Args:

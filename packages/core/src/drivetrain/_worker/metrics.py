@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, SupportsFloat, get_args
 
 from drivetrain.errors import SessionError
 
-__all__ = ["REDUCTIONS", "check_reductions", "plain_metrics"]
+__all__ = ["REDUCTIONS", "MetricValue", "Reduction", "check_reductions", "plain_metrics"]
 
-REDUCTIONS = ("mean", "sum", "min", "max")
+Reduction = Literal["mean", "sum", "min", "max"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+
+MetricValue = SupportsFloat | str | Sequence[Any] | Mapping[str, Any] | None
+"""The type of a metric. Tensors and arrays with one element can be converted to a number."""
 _PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))
 _MAX_DEPTH = 50  # less than the readers of run directories accept
 

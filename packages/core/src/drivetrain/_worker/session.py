@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import re
 import threading
@@ -11,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from drivetrain._base.closest import closest
 from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.dataset import DatasetShard
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
@@ -30,7 +33,7 @@ from drivetrain._wire.events import (
     Uploaded,
 )
 from drivetrain._wire.task import TrainTask
-from drivetrain._worker.metrics import check_reductions, plain_metrics
+from drivetrain._worker.metrics import MetricValue, Reduction, check_reductions, plain_metrics
 from drivetrain._worker.observer import current_observer
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.responses import Responses
@@ -402,14 +405,14 @@ def report(
     metrics: Mapping[str, Any] | None = None,
     checkpoint: Checkpoint | None = None,
     *,
-    reduce: Mapping[str, str] | None = None,
+    reduce: Mapping[str, Reduction] | None = None,
     checkpoint_dir_name: str | None = None,
-    checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
+    checkpoint_upload_mode: CheckpointUploadMode | Literal["sync", "async", "none"] = CheckpointUploadMode.SYNC,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     delete_local_checkpoint_after_upload: bool = False,
     checkpoint_ranks: Iterable[int] | Literal["all"] | None = None,
     wait: bool | float = False,
-    **metrics_by_name: Any,
+    **metrics_by_name: MetricValue,
 ) -> None:
     """Report metrics and optionally a checkpoint from a train function.
 
@@ -459,7 +462,10 @@ def report(
             drivetrain.report({"loss": loss, "accuracy": accuracy}, reduce={"loss": "mean"})
     """
     session = active_session("report")
+    _check_options(reduce, checkpoint_upload_fn, delete_local_checkpoint_after_upload)
     if metrics is None:
+        for name, value in metrics_by_name.items():
+            _check_keyword(name, value)
         metrics = metrics_by_name
     elif metrics_by_name:
         raise SessionError(
@@ -482,7 +488,9 @@ def report(
             f"{checkpoint_upload_mode!r}"
         ) from None
     name = checkpoint_dir_name
-    if name is not None and (str(name) != name or is_reserved(name) or not _DIRECTORY_NAME.fullmatch(name)):
+    if name is not None and not isinstance(name, str):
+        raise _no_option("checkpoint_dir_name", "a string", name)
+    if name is not None and (is_reserved(name) or not _DIRECTORY_NAME.fullmatch(name)):
         raise SessionError(
             "[DT-411] report(checkpoint_dir_name=...): expected a directory name that does not begin with a dot, has "
             f"no slashes or control characters, and is not reserved by drivetrain, got {name!r}"
@@ -498,16 +506,49 @@ def report(
     session.report(metrics, request, reduce, wait_s=wait_s)
 
 
+_OPTIONS = tuple(name for name, each in inspect.signature(report).parameters.items() if each.kind != each.VAR_KEYWORD)
+_SIMILARITY = 0.85
+
+
 def _seconds_to_wait(wait: object, session: Session) -> float | None:
     """Return the seconds that the argument ``wait`` of :func:`report` stands for; None not to wait."""
     if isinstance(wait, bool):
         return session.context.storage.limits.deadline_s if wait else None
     if isinstance(wait, (int, float)) and wait > 0:
         return float(wait)
-    raise SessionError(
-        f"[DT-805] report(wait=...): expected True, False or a positive number of seconds, got {wait!r}. If it is a "
-        "metric, pass the metrics as a mapping"
+    raise _no_option("wait", "True, False or a positive number of seconds", wait)
+
+
+def _check_options(reduce: object, upload_fn: object, delete_local: object) -> None:
+    if reduce is not None and not isinstance(reduce, Mapping):
+        raise _no_option("reduce", "a mapping from metrics to reductions", reduce)
+    if upload_fn is not None and not callable(upload_fn):
+        raise _no_option("checkpoint_upload_fn", "a function", upload_fn)
+    if not isinstance(delete_local, bool):
+        raise _no_option("delete_local_checkpoint_after_upload", "True or False", delete_local)
+
+
+def _no_option(name: str, expected: str, value: object) -> SessionError:
+    return SessionError(
+        f"[DT-805] report({name}=...): expected {expected}, got {value!r}. If it is a metric, use "
+        f"report({{{name!r}: ...}})"
     )
+
+
+def _check_keyword(name: str, value: object) -> None:
+    """Raise an error if the keyword of a metric is probably meant as an option."""
+    option = "checkpoint" if isinstance(value, Checkpoint) else _similar_option(name)
+    if option is not None:
+        raise SessionError(
+            f"[DT-805] report({name}=...): expected a metric, or an option such as {option}, got {value!r}. If it is a "
+            f"metric, use report({{{name!r}: ...}})"
+        )
+
+
+@functools.cache
+def _similar_option(name: str) -> str | None:
+    options = [option for option in _OPTIONS if option[:2] == name[:2]]
+    return closest(name, options, similarity=_SIMILARITY) if options else None
 
 
 def _checked_ranks(ranks: object, context: TrainContext) -> CheckpointRanks:
