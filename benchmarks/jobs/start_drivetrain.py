@@ -2,10 +2,11 @@
 
 import torch
 import torch.distributed as dist
-from stamps import end, hold, options, stamp
 
 from drivetrain import RunConfig, ScalingConfig
 from drivetrain_torch import TorchTrainer
+
+from stamps import end, hold, options, stamp  # isort: skip
 
 
 def train_func(config):

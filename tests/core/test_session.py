@@ -120,7 +120,10 @@ def run_here(function: Callable[[], Any], tmp_path: Path) -> Any:
         ({"wait": "long"}, "expected True, False or a positive number of seconds, got 'long'. If it is a metric, use"),
         ({"delete_local_checkpoint_after_upload": 1}, "expected True or False, got 1"),
         ({"checkpoint_upload_fn": 0.1}, "expected a function, got 0.1"),
-        ({"loss": 1, "checkpont": 2}, "expected a metric, or an option such as checkpoint, got 2. If it is a metric, use"),
+        (
+            {"loss": 1, "checkpont": 2},
+            "expected a metric, or an option such as checkpoint, got 2. If it is a metric, use",
+        ),
         ({"loss": 1, "checkpoint_upload_mod": "async"}, "an option such as checkpoint_upload_mode, got 'async'"),
         ({"loss": 1, "model": Checkpoint("/directory")}, "an option such as checkpoint, got Checkpoint"),
     ],

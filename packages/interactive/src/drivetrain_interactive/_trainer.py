@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain import (
     Callback,
@@ -69,7 +69,7 @@ class CheckpointStrategy:
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
-    checkpoint_score_order: str = "max"
+    checkpoint_score_order: Literal["max", "min"] = "max"
 
     def __post_init__(self) -> None:
         self.config  # noqa: B018 - creating it validates the values

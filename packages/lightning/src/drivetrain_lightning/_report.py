@@ -39,7 +39,7 @@ class ReportCallback:
         *,
         every: int | Literal["epoch", "validation"] = "epoch",
         metrics: Sequence[str] | None = None,
-        checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
+        checkpoint_upload_mode: CheckpointUploadMode | Literal["sync", "async"] = CheckpointUploadMode.SYNC,
     ) -> None:
         number: object = every
         if every not in ("epoch", "validation") and (type(number) is not int or number < 1):

@@ -36,7 +36,7 @@ def train(config: dict[str, Any]) -> str:
     step = _restore(config["world_size"])
     while step < config["steps"]:
         step += 1
-        mode = "async" if step % 4 in (2, 3) else "sync"
+        mode = drivetrain.CheckpointUploadMode.ASYNC if step % 4 in (2, 3) else drivetrain.CheckpointUploadMode.SYNC
         metrics = {"step": step, "state": _state(rank, step)}
         if step % 3 == 0:
             with drivetrain.shared_checkpoint() as checkpoint:

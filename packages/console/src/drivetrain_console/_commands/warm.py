@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,7 @@ examples:
   drivetrain run train.py     starts at once
   drivetrain run --keep-warm 10m train.py     starts at once if there is a server, and otherwise keeps one
   drivetrain warm status train.py     list the servers; would train.py be served from here, and if not, why?
-  drivetrain warm stop
+  drivetrain warm stop     end all of them
 """
 
 
@@ -95,7 +96,9 @@ def add_warm(commands: Commands) -> None:
 
     summary = "end warm servers, after their runs if there are any"
     stop = actions.add_parser("stop", help=summary, description=f"{summary.capitalize()}.")
-    stop.add_argument("pids", type=int, nargs="*", metavar="PID", help="the processes (default: all)")
+    stop.add_argument(
+        "which", nargs="*", metavar="SCRIPT|PID", help="the servers for scripts in this environment, or with these pids"
+    )
     stop.set_defaults(handler=_stop)
 
 
@@ -151,19 +154,31 @@ def _verdict(script: str, pid: int, differences: list[str]) -> str:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    servers = {server.pid: server for server in warm_servers()}
-    if unknown := [str(pid) for pid in arguments.pids if pid not in servers]:
-        known = ", ".join(map(str, servers)) or "none"
-        raise MissingError(
-            f"warm stop: expected processes that drivetrain warm status lists ({known}), got {unknown[0]}"
-        )
-    chosen = [servers[pid] for pid in arguments.pids] or list(servers.values())
+    servers = warm_servers()
+    chosen = [server for which in arguments.which for server in _find(which, servers)] if arguments.which else servers
     for server in chosen:
         server.stop()
         write(f"process {server.pid} ends {'after its runs' if server.runs else 'now'}")
     if not chosen:
         write("there is no warm server")
     return OK
+
+
+def _find(which: str, servers: Sequence[WarmServer]) -> list[WarmServer]:
+    """Return the servers with a pid, or for a script.
+
+    Raises:
+        MissingError: there is none.
+    """
+    if which.isdigit():
+        found = [server for server in servers if server.pid == int(which)]
+    else:
+        _require_script("stop", which)
+        found = [server for server in servers if not server.differences(which)]
+    if not found:
+        known = ", ".join(str(server.pid) for server in servers) or "none"
+        raise MissingError(f"warm stop: expected a server that drivetrain warm status lists ({known}), got {which}")
+    return found
 
 
 def _text(server: WarmServer) -> str:

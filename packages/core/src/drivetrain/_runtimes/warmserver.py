@@ -42,7 +42,7 @@ __all__ = ["BecomeDriver", "DriverRequest", "WarmSettings", "fork_warm_server"]
 _WAIT_S = 2.0
 _PAUSE_S = 0.1
 _MAX_WAIT_S = 3600.0
-_MAX_SERVERS = 3
+_MAX_SERVERS = 5
 _MAX_MEMORY_BYTES = 4 << 30
 _CALLBACKS = ("progress", "csv", "json")
 """The callbacks that a run has by default."""

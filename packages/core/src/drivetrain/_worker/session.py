@@ -464,8 +464,8 @@ def report(
     session = active_session("report")
     _check_options(reduce, checkpoint_upload_fn, delete_local_checkpoint_after_upload)
     if metrics is None:
-        for name, value in metrics_by_name.items():
-            _check_keyword(name, value)
+        for metric, value in metrics_by_name.items():
+            _check_keyword(metric, value)
         metrics = metrics_by_name
     elif metrics_by_name:
         raise SessionError(
