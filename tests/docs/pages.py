@@ -64,5 +64,8 @@ class Page:
             comment = token.content if token.type == "html_block" else ""
 
 
-PAGES = [Page(ROOT / "README.md"), *map(Page, sorted(DOCS.rglob("*.md")))]
+PAGES = [
+    *(Page(ROOT / "README.md"), *map(Page, sorted(ROOT.glob("packages/*/README.md")))),
+    *map(Page, sorted(DOCS.rglob("*.md"))),
+]
 PROGRAMS = [page for page in PAGES if page.of_kind("python") or page.of_kind("console")]
