@@ -36,10 +36,10 @@ def nodes(tmp_path_factory):
 def test_elastic_run_continues_without_a_lost_node_and_grows_when_one_joins(nodes):
     results = nodes["elastic"]
     assert results["failures"] == [["infrastructure", 1]]
-    # On a busy machine a new node may be judged too slow once, and is used the next time.
     (kept, lost), *rest, (first, added) = results["nodes"]
-    assert rest == [[kept]] * len(rest)
-    assert rest
+    assert rest[0] == [kept]
+    # On a busy machine a new node may be judged too slow once, and is used the next time: in between for a single worker.
+    assert all(each in ([kept], [added]) for each in rest)
     assert first == kept, "the remaining node has other ranks"
     assert added not in (kept, lost)
     assert results["error"] is None
