@@ -288,9 +288,15 @@ class Bench:
         command = str(Path(sys.executable).with_name("drivetrain"))
         variables = {"RAY_TMPDIR": str(self.directory)}  # the same for all runs, which a server requires
         environment = _environment(self.directory, variables)
-        subprocess.run(
-            [command, "warm", "start", str(JOBS / script)], env=environment, check=True, stdout=subprocess.DEVNULL
-        )
+        with (self.directory / "warm").open("wb") as output:  # of the same kind as that of the runs
+            subprocess.run(
+                [command, "warm", "start", str(JOBS / script)],
+                env=environment,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
         listed = subprocess.run([command, "warm", "status", "--json"], env=environment, check=True, capture_output=True)
         servers = {server["pid"] for server in json.loads(listed.stdout)}
         self._own |= servers

@@ -38,7 +38,7 @@ def test_elastic_run_continues_without_a_lost_node_and_grows_when_one_joins(node
     assert results["failures"] == [["infrastructure", 1]]
     (kept, lost), *rest, (first, added) = results["nodes"]
     assert rest[0] == [kept]
-    # On a busy machine a new node may be judged too slow once, and is used the next time: in between for a single worker.
+    # On a busy machine a new node may be judged too slow once. It then has the single worker, or is used the next time.
     assert all(each in ([kept], [added]) for each in rest)
     assert first == kept, "the remaining node has other ranks"
     assert added not in (kept, lost)

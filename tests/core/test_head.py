@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from drivetrain._base.head import head_imports
+from drivetrain._runtimes.ahead import _frameworks_among
 from tests.support import PROCESS_LIMIT_S
 
 TRAIN = """
@@ -141,6 +142,19 @@ def test_module_at_the_head_is_imported_once_for_driver_and_workers(
     assert [each["seen"] for each in ranks] == [imports, imports]
     assert ranks[0]["draw"] != ranks[1]["draw"]
     assert {each["main"] for each in ranks} == {"__main__"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        (["pandas", "torch", "torch.nn"], ["torch", "torch.nn"]),
+        (["pandas", "json", "drivetrain_torch", "lightning.pytorch"], ["lightning.pytorch"]),
+        (["pandas", "sets_variables_for_torch", "torch"], []),
+        (["tensorflow", "keras"], []),
+    ],
+)
+def test_frameworks_up_to_a_module_that_may_configure_them(modules: list[str], expected: list[str]) -> None:
+    assert _frameworks_among(modules) == expected
 
 
 @pytest.mark.parametrize("command", ["python", "drivetrain run"])

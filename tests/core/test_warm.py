@@ -412,7 +412,7 @@ def test_start_names_the_imports_that_are_not_kept(user: User) -> None:
     assert (code, "note: the imports from line 3 are made in each run" in output) == (0, True)
     user.write("import heavy\nimport pandas\nimport json\n")
     code, output, _ = user.run("warm", "start", "train.py")
-    assert (code, "note: pandas starts threads, so it is imported in each run" in output) == (0, True)
+    assert (code, "note: pandas starts threads, so it and the imports after it" in output) == (0, True)
 
 
 def test_status_explains_why_a_run_would_not_be_served(user: User) -> None:
@@ -424,6 +424,26 @@ def test_status_explains_why_a_run_would_not_be_served(user: User) -> None:
     user.write(HEAD + "import json\n")
     _, output, _ = user.run("warm", "status", "--json", "train.py")
     assert {each["pid"]: each["differences"] for each in json.loads(output)}[server.pid] == ["list of imports"]
+
+
+def test_streams_and_arguments_are_as_under_python(user: User) -> None:
+    user.write(HEAD)
+    user.warm()
+    user.write(
+        HEAD + "print(repr(sys.stdin.read()), sys.stdin.mode, sys.stdin.name, sys.stdin.line_buffering)\n"
+        "print(sys.stdin.seekable(), sys.stdout.seekable(), sys.orig_argv[-1])"
+    )
+    expected = user.run_with_python("argument", typed="a\r\nb\rc\n")
+    assert user.run("run", "train.py", "--", "argument", typed="a\r\nb\rc\n") == expected
+    assert [server.served for server in user.servers()] == [1]
+
+
+def test_other_streams_are_not_served(user: User) -> None:
+    user.write(HEAD + "print(sys.stdin.seekable())")
+    user.warm()
+    code, output, _ = finish(user.start("/bin/sh", "-c", f"exec {DRIVETRAIN} run train.py < train.py"))
+    assert (code, output) == (0, "True\n")
+    assert [server.served for server in user.servers()] == [0]
 
 
 @pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-", "<&- >&-", "8</dev/null", "7<train.py 9</dev/null"])

@@ -34,6 +34,8 @@ def _run_warm(given: Sequence[str]) -> int | None:
         name, equals, value = option.partition("=")
         if name == "--keep-warm":
             keep = value if equals else next(options, "")
+            if not keep:
+                return None  # the command explains it
         else:
             scripts.append(option)
     if given[:1] != ["run"] or len(scripts) != 1 or not scripts[0].endswith(".py") or scripts[0].startswith("-"):

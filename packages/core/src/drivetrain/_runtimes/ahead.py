@@ -111,30 +111,30 @@ def fork_server(imports: Sequence[HeadImport], warm: WarmSettings | None = None)
         return
     _attempts.append(os.getpid())
     left = [name for each in _make(imports) for name in each.modules]
-    frameworks = [name for name in left if _root(name) in installed_frameworks() and _root(name) not in _START_THREADS]
     if warm is not None:
-        made = (name for each in imports for name in each.modules if name in sys.modules)
-        modules = (*made, *frameworks)
+        modules = tuple(name for each in imports for name in each.modules if name in sys.modules)
         warm = None if _handles_signals() else replace(warm, modules=modules, environment=dict(os.environ))
     with contextlib.suppress(OSError):  # there are too many processes or descriptors: fit() will say so
         if not uses_accelerator() and forkserver.forks_cleanly():
-            _unused.append(_fork(frameworks, warm))
+            _unused.append(_fork(_frameworks_among(left), warm))
 
 
 def _fork(frameworks: Sequence[str], warm: WarmSettings | None) -> EarlyServer:
     flush_output()  # the server would write it again
-    driver = os.getpid()
     environment, inherited, started = dict(os.environ), inherited_settings(), time.time()
     ours, theirs = socket.socketpair()
+    driver = os.pidfd_open(os.getpid())  # opened here, because this process may end before the server could do it
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C must not be raised in the child
     try:
         with theirs:
             if (pid := fork_process()) == 0:
                 ours.close()
                 forkserver.serve_driver(theirs, driver, masked, frameworks, warm)
-        server = EarlyServer(ForkedProcess(pid), driver, ours, started, environment, inherited, warm is not None)
+        server = EarlyServer(ForkedProcess(pid), os.getpid(), ours, started, environment, inherited, warm is not None)
+        os.close(driver)
     except OSError:
         ours.close()
+        os.close(driver)
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
@@ -186,6 +186,19 @@ def _make(imports: Sequence[HeadImport]) -> Sequence[HeadImport]:
             gc.enable()
 
 
+def _frameworks_among(modules: Sequence[str]) -> list[str]:
+    """Return the frameworks among modules that are left to import, up to a module that may configure a framework."""
+    found = []
+    known = installed_frameworks()
+    for name in modules:
+        root = _root(name)
+        if root in known and root not in _START_THREADS:
+            found.append(name)
+        elif root not in (*_START_THREADS, *sys.stdlib_module_names) and root.partition("_")[0] != "drivetrain":
+            break
+    return found
+
+
 def _root(module: str) -> str:
     return module.partition(".")[0]
 
@@ -225,10 +238,7 @@ def explain_imports(path: str) -> list[str]:
     found = []
     for package in map(_root, modules):
         if package in _START_THREADS:
-            found.append(
-                f"{package} starts threads, so it is imported in each run, and so are the imports after it, except for "
-                "frameworks such as torch"
-            )
+            found.append(f"{package} starts threads, so it and the imports after it are made in each run")
             break
     if end is not None:
         found.append(
@@ -285,6 +295,7 @@ def _run_as(driver: BecomeDriver) -> None:
     """Run a script in this process, which was forked from a warm server."""
     driver.__traceback__ = None  # its frames refer to the objects of the server
     _attempts.clear()
+    sys.orig_argv = driver.request.original_arguments
     signal.pthread_sigmask(signal.SIG_SETMASK, driver.signal_mask)
     _run_here(driver.request.path, driver.request.arguments, None)
 

@@ -122,7 +122,7 @@ def main(control_descriptor: int, own: Sequence[str], preload: Sequence[str], dr
 
 def serve_driver(
     control: socket.socket,
-    driver_pid: int,
+    driver: int,
     signal_mask: set[signal.Signals | int],
     frameworks: Sequence[str],
     warm: WarmSettings | None,
@@ -131,7 +131,7 @@ def serve_driver(
 
     Args:
         control: the connection to the driver.
-        driver_pid: the pid of the driver.
+        driver: a pidfd of the driver.
         signal_mask: the blocked signals of the driver; this process has others.
         frameworks: the modules of frameworks to import. The driver imports them later, or at the same time.
         warm: the settings of the warm server to fork after the imports; None for none.
@@ -149,11 +149,11 @@ def serve_driver(
         _close_inherited(output=warm is not None)
         sys.modules["__main__"] = ModuleType("__main__")  # instead of the script, which is at its head
         os.environ.update(_WITHOUT_THREADS)
-        driver = os.pidfd_open(driver_pid)
-        if _import_cleanly(frameworks) is None and _import_cleanly(load_frameworks()) is None:
+        if _import_cleanly(load_frameworks()) is None:
             if warm is not None:
                 fork_warm_server(warm, control, driver)
-            _Server(control, driver).run()
+            if _import_cleanly(frameworks) is None and _import_cleanly(load_frameworks()) is None:
+                _Server(control, driver).run()
     except BecomeDriver:
         raise
     except BaseException:  # fit() will start another server

@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
@@ -72,6 +73,7 @@ _NOT_FORWARDED = {
 _MAX_LINE_BYTES = 4 << 20
 _MAX_DESCRIPTORS = 253  # of the kernel
 _WAIT_S = 5.0
+_ACCEPT_S = 2.0
 _STATUS_S = 1.0
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -102,6 +104,7 @@ def warm_facts(path: str) -> dict[str, object]:
     variables = {name: hashlib.sha256(os.fsencode(value)).hexdigest() for name, value in os.environ.items()}
     return {
         "interpreter": [sys.executable, sys.version, interpreter_options(), list(sys.flags), __version__],
+        "kind of standard stream": [*map(_kind_of_stream, range(3)), getattr(sys.stdout, "write_through", None)],
         "directory of the script": os.path.dirname(os.path.realpath(path)),
         "working directory": os.getcwd(),
         "module path": sys.path[1:],
@@ -109,6 +112,11 @@ def warm_facts(path: str) -> dict[str, object]:
         "environment": {name: digest for name, digest in sorted(variables.items()) if name not in PASSED},
         INHERITED: inherited_settings(),
     }
+
+
+def _kind_of_stream(descriptor: int) -> list[object]:
+    """Return what a stream of Python remembers of its file, and what packages ask when they are imported."""
+    return [stat.S_IFMT(os.fstat(descriptor).st_mode), os.isatty(descriptor)]
 
 
 def digest_of(facts: Mapping[str, object]) -> str:
@@ -134,7 +142,7 @@ def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None
     Returns:
         The exit code of the driver. If a signal has killed the driver, this process kills itself with it.
     """
-    if not _names() or sys.gettrace() or None in (sys.stdin, sys.stdout, sys.stderr) or _is_in_background():
+    if not _names() or _is_traced() or None in (sys.stdin, sys.stdout, sys.stderr) or _is_in_background():
         return None
     with contextlib.ExitStack() as stack:
         try:
@@ -154,6 +162,12 @@ def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
+
+
+def _is_traced() -> bool:
+    """Return True if a debugger or a program such as strace follows this process, and would not see the script."""
+    with open("/proc/self/status") as file:
+        return sys.gettrace() is not None or "TracerPid:\t0\n" not in file.read()
 
 
 def _is_in_background() -> bool:
@@ -188,10 +202,13 @@ def _request_driver(connection: socket.socket, path: str, arguments: Sequence[st
         "variables": {name: os.environ[name] for name in PASSED if name in os.environ},
         "keep_s": keep_s,
         "descriptors": descriptors,
+        "original_arguments": sys.orig_argv,
     }
+    connection.settimeout(_ACCEPT_S)
     connection.sendall(json.dumps(request).encode() + b"\n")
     if receive_line(connection)[0] != ACCEPTED:  # a server that does not reply must not have the files
         raise OSError("the server has refused")
+    connection.settimeout(_WAIT_S)
     theirs, ours = os.pipe()
     try:
         socket.send_fds(connection, [b"\n"], [theirs, *descriptors])

@@ -82,6 +82,7 @@ class DriverRequest:
         variables: the environment variables that the shell changes from command to command.
         keep_s: the time in seconds for which the server is kept after the run; None for the time as before.
         descriptors: the numbers of the open files that come with the request, the standard streams included.
+        original_arguments: the command line of the client.
     """
 
     path: str
@@ -91,6 +92,7 @@ class DriverRequest:
     variables: dict[str, str]
     keep_s: float | None
     descriptors: list[int]
+    original_arguments: list[str]
 
 
 class BecomeDriver(BaseException):
@@ -253,7 +255,8 @@ class _Server:
 
     def _run(self, request: DriverRequest, client: socket.socket) -> bool:
         """Fork a driver. Return False if the client has to make the imports itself."""
-        if inherited_settings(peer_pid(client)) != self._settings.facts[INHERITED]:
+        peer = peer_pid(client)
+        if not peer or inherited_settings(peer) != self._settings.facts[INHERITED]:
             return False
         if self._states != _states(self._watched):
             self._stop()
@@ -270,15 +273,13 @@ class _Server:
 
     def _fork(self, request: DriverRequest, descriptors: list[int], client: socket.socket) -> bool:
         server = os.getpid()
+        spare = os.dup(client.fileno())  # so that there is a free descriptor for the one of the process
         pid = fork_process()
         if pid == 0:
+            os.close(spare)
             self._become_driver(server, request, descriptors, client)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
+        os.close(spare)
+        pidfd = os.pidfd_open(pid)
         self._drivers.append(_Driver(pid, pidfd, client))
         self._served += 1
         if request.keep_s is not None:
@@ -387,8 +388,12 @@ def _open_streams() -> None:
     """Make the standard streams fit the new files behind their descriptors."""
     raw = io.FileIO(0, closefd=False)
     raw.name = "<stdin>"
-    old = sys.stdin
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors)  # type: ignore[misc]
+    old: Any = sys.stdin
+    new: Any = io.TextIOWrapper(
+        io.BufferedReader(raw), old.encoding, old.errors, "\n", raw.isatty(), write_through=old.write_through
+    )
+    new.mode = "r"
+    sys.stdin = sys.__stdin__ = new  # type: ignore[misc]
     if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise, an import has replaced it
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
 
