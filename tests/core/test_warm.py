@@ -61,12 +61,13 @@ class User:
         self.site = site
         self.environment = {**os.environ, "PYTHONPATH": str(site)}
         self.environment.pop("DRIVETRAIN_KEEP_WARM", None)
+        self._processes: list[subprocess.Popen[str]] = []
 
     def write(self, text: str) -> None:
         (self.directory / "train.py").write_text(text)
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             cwd=self.directory,
             env={**self.environment, **variables},
@@ -75,6 +76,17 @@ class User:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self._processes.append(process)
+        return process
+
+    def leave(self) -> None:
+        """Kill all processes, and the servers."""
+        for process in self._processes:
+            process.kill()
+            with process:  # closes its pipes, and waits
+                pass
+        for server in self.servers():
+            os.kill(server.pid, signal.SIGKILL)
 
     def start_script(self) -> tuple[subprocess.Popen[str], str]:
         """Run the script with ``drivetrain run``. Return the process, and the first line of its output."""
@@ -126,8 +138,7 @@ def user(tmp_path: Path) -> Iterator[User]:
     directory.mkdir()
     user = User(directory, site)
     yield user
-    for server in user.servers():
-        os.kill(server.pid, signal.SIGKILL)
+    user.leave()
 
 
 def test_runs_start_from_a_server_that_has_the_imports(user: User) -> None:
@@ -255,7 +266,8 @@ def test_script_stops_and_continues_with_its_client(user: User) -> None:
     process, pid = user.start_script()
     process.send_signal(signal.SIGTSTP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    assert state(int(pid)) == "T"
+    while state(int(pid)) != "T":  # it may be on its way
+        time.sleep(0.01)
     process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == -signal.SIGTERM
