@@ -288,6 +288,12 @@ class Bench:
         command = str(Path(sys.executable).with_name("drivetrain"))
         variables = {"RAY_TMPDIR": str(self.directory)}  # the same for all runs, which a server requires
         environment = _environment(self.directory, variables)
+
+        def pids() -> set[int]:
+            listed = subprocess.check_output([command, "warm", "status", "--json"], env=environment)
+            return {server["pid"] for server in json.loads(listed)}
+
+        before = pids()
         with (self.directory / "warm").open("wb") as output:  # of the same kind as that of the runs
             subprocess.run(
                 [command, "warm", "start", str(JOBS / script)],
@@ -297,14 +303,14 @@ class Bench:
                 stdout=output,
                 stderr=output,
             )
-        listed = subprocess.run([command, "warm", "status", "--json"], env=environment, check=True, capture_output=True)
-        servers = {server["pid"] for server in json.loads(listed.stdout)}
-        self._own |= servers
+        started = pids() - before
+        self._own |= started
         try:
             yield variables
         finally:
-            subprocess.run([command, "warm", "stop"], env=environment, check=True, stdout=subprocess.DEVNULL)
-            self._own -= servers
+            stop = [command, "warm", "stop", *map(str, started)]
+            subprocess.run(stop, env=environment, check=True, stdout=subprocess.DEVNULL)
+            self._own -= started
             self._end_orphans()
 
     @contextlib.contextmanager

@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drivetrain._runtimes.processes import fork_process
+from drivetrain._runtimes.warm import abstract_name, digest_of
 from drivetrain.plugin.warm import WarmServer, seconds_of, warm_servers
 from tests.support import PROCESS_LIMIT_S, wait_until_exited
 
@@ -118,6 +120,19 @@ class User:
         assert code == 0, errors
         (server,) = self.servers()
         return server
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for a state of a process that is no child, of which no event tells."""
+    deadline = time.monotonic() + PROCESS_LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not reached after {PROCESS_LIMIT_S} s"
+        time.sleep(0.02)
+
+
+def socket_of(server: WarmServer) -> str:
+    """Return the address of a server."""
+    return f"\0{abstract_name(digest_of(server.facts))}"
 
 
 def finish(process: subprocess.Popen[str], typed: str = "") -> tuple[int, str, str]:
@@ -266,8 +281,7 @@ def test_script_stops_and_continues_with_its_client(user: User) -> None:
     process, pid = user.start_script()
     process.send_signal(signal.SIGTSTP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    while state(int(pid)) != "T":  # it may be on its way
-        time.sleep(0.01)
+    wait_until(lambda: state(int(pid)) == "T")
     process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == -signal.SIGTERM
@@ -319,10 +333,7 @@ def test_server_ends_after_its_time(user: User) -> None:
 
 def test_server_survives_what_is_no_client(user: User) -> None:
     user.write(HEAD + "print('served')")
-    user.warm()
-    name = next(
-        line.split("@")[1] for line in Path("/proc/net/unix").read_text().split("\n") if "drivetrain-warm" in line
-    )
+    address = socket_of(user.warm())
     for data in (
         b"",
         b"\n",
@@ -335,7 +346,7 @@ def test_server_survives_what_is_no_client(user: User) -> None:
     ):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(PROCESS_LIMIT_S)
-            connection.connect(f"\0{name}")
+            connection.connect(address)
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1 << 16)
@@ -346,24 +357,29 @@ def test_server_survives_what_is_no_client(user: User) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_other_users_get_no_reply(user: User) -> None:
     user.write(HEAD)
-    user.warm()
-    name = next(
-        line.split("@")[1] for line in Path("/proc/net/unix").read_text().split("\n") if "drivetrain-warm" in line
-    )
-    code = (
-        f"import socket\nconnection = socket.socket(socket.AF_UNIX)\nconnection.connect('\\0{name}')\n"
-        'connection.sendall(b\'{"command": "status"}\\n\')\nprint(connection.recv(100))'
-    )
-    found = subprocess.run(
-        ["/usr/bin/python3", "-c", code],
-        user=_ANOTHER_USER,
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_LIMIT_S,
-        check=False,
-    )
-    assert found.stdout == "b''\n" or "Error" in found.stderr, found
+    address = socket_of(user.warm())
+    assert has_reply(address, os.getuid())
+    assert not has_reply(address, _ANOTHER_USER)
+
+
+def has_reply(address: str, uid: int) -> bool:
+    """Return True if a server replies to a process of a user."""
+    pid = fork_process()
+    if pid == 0:
+        code = 2
+        try:
+            os.setuid(uid)
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(address)
+            connection.sendall(b'{"command": "status"}\n')
+            code = 0 if connection.recv(1) else 1
+        except ConnectionError:
+            code = 1
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 1)
+    return code == 0
 
 
 @pytest.mark.parametrize(
@@ -432,7 +448,7 @@ def test_status_explains_why_a_run_would_not_be_served(user: User) -> None:
     server = user.warm()
     assert f"train.py would be served by process {server.pid}" in user.run("warm", "status", "train.py")[1]
     _, output, _ = user.run("warm", "status", "train.py", A_VARIABLE="1")
-    assert f"served by process {server.pid}, because of another environment variable A_VARIABLE" in output
+    assert f"served by process {server.pid}, because these differ: environment variable A_VARIABLE" in output
     user.write(HEAD + "import json\n")
     _, output, _ = user.run("warm", "status", "--json", "train.py")
     assert {each["pid"]: each["differences"] for each in json.loads(output)}[server.pid] == ["list of imports"]
@@ -506,8 +522,7 @@ def test_a_server_that_does_not_reply_is_not_used(user: User) -> None:
 def test_a_run_that_ends_early_keeps_a_server(user: User) -> None:
     user.write(HEAD + "print(heavy.imported_by)\nsys.exit(2)")
     _, first, _ = user.run("run", "--keep-warm", "5m", "train.py")
-    while not user.servers():  # it is forked after the imports of the first step
-        time.sleep(0.05)
+    wait_until(user.servers)  # it is forked after the imports of the first step
     assert [user.run("run", "train.py") for _ in range(2)] == [(2, first, "")] * 2
 
 

@@ -28,22 +28,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_warm(given: Sequence[str]) -> int | None:
     """Run a script in a driver of a warm server. Return None if there is no server, or the arguments mean another."""
     end = given.index("--") if "--" in given else len(given)
-    keep, scripts = os.environ.get("DRIVETRAIN_KEEP_WARM", ""), []
+    if given[:1] != ["run"] or not any(option.endswith(".py") for option in given[1:end]):
+        return None
+    from drivetrain.plugin.warm import KEEP_WARM, run_in_warm_server, seconds_of
+
+    keep, scripts = os.environ.get(KEEP_WARM) or None, []
     options = iter(given[1:end])
     for option in options:
         name, equals, value = option.partition("=")
         if name == "--keep-warm":
             keep = value if equals else next(options, "")
-            if not keep:
-                return None  # the command explains it
         else:
             scripts.append(option)
-    if given[:1] != ["run"] or len(scripts) != 1 or not scripts[0].endswith(".py") or scripts[0].startswith("-"):
+    if len(scripts) != 1 or not scripts[0].endswith(".py") or scripts[0].startswith("-"):
         return None
-    from drivetrain.plugin.warm import run_in_warm_server, seconds_of
-
     try:
-        keep_s = seconds_of(keep) if keep else None
+        keep_s = None if keep is None else seconds_of(keep)
     except ValueError:  # the command explains it
         return None
     return None if keep_s == 0 else run_in_warm_server(scripts[0], given[end + 1 :], keep_s)

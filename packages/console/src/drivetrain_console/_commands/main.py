@@ -22,14 +22,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: the arguments after the command's name; None for the arguments of this process.
-
-    Returns:
-        The exit code; see :mod:`drivetrain_console`.
-    """
+    """Parse the arguments, and run the command: see :func:`drivetrain_console.main`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         parser = make_parser(given[0] if given else None)

@@ -150,7 +150,7 @@ def _status(arguments: argparse.Namespace) -> int:
 def _verdict(script: str, pid: int, differences: list[str]) -> str:
     if not differences:
         return f"{script} would be served by process {pid}"
-    return f"{script} would not be served by process {pid}, because of another {', another '.join(differences)}"
+    return f"{script} would not be served by process {pid}, because these differ: {', '.join(differences)}"
 
 
 def _stop(arguments: argparse.Namespace) -> int:

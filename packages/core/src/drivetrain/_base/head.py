@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from drivetrain._base.interpreter import INSTALLED
+from drivetrain._base.interpreter import is_in_site
 
 __all__ = ["HeadImport", "end_of_head", "head_imports", "later_imports"]
 
@@ -81,7 +81,7 @@ def head_imports(source: bytes, path: str) -> list[HeadImport]:
 
 
 def end_of_head(source: bytes) -> int | None:
-    """Return the line of the statement that ends the head of a script; None if no import follows, or is this statement.
+    """Return the line of the statement that ends the head of a script, if any import is there or below; otherwise None.
 
     Args:
         source: the content of the script.
@@ -135,11 +135,7 @@ def _is_installed(module: str) -> bool:
     places = list(_places(root))
     if root in sys.stdlib_module_names:  # unless a file next to the script has the same name
         return os.path.abspath(sys.path[0]) not in map(os.path.dirname, places)
-    return root.partition("_")[0] == "drivetrain" or any(map(_is_in_site, places))
-
-
-def _is_in_site(place: str) -> bool:
-    return any(part in INSTALLED for part in place.split(os.sep))
+    return root.partition("_")[0] == "drivetrain" or any(map(is_in_site, places))
 
 
 def _places(root: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-__all__ = ["INSTALLED", "as_main_script", "interpreter_options", "set_module_path"]
+__all__ = ["INSTALLED", "as_main_script", "interpreter_options", "is_in_site", "set_module_path"]
 
 INSTALLED = ("site-packages", "dist-packages")
 """The names of the directories of installed packages."""
@@ -30,6 +30,11 @@ def interpreter_options() -> list[str]:
     for name, value in sys._xoptions.items():
         options += ["-X", name if value is True else f"{name}={value}"]
     return [*options, *(f"-W{option}" for option in sys.warnoptions)]
+
+
+def is_in_site(path: str) -> bool:
+    """Return True for a file or directory of installed packages."""
+    return any(part in INSTALLED for part in path.split(os.sep))
 
 
 def set_module_path(script: str) -> None:

@@ -29,7 +29,7 @@ from importlib.machinery import all_suffixes
 from typing import Any, NoReturn
 
 from drivetrain._base.inherited import inherited_settings
-from drivetrain._base.interpreter import INSTALLED
+from drivetrain._base.interpreter import is_in_site
 from drivetrain._base.lazy import PUBLIC
 from drivetrain._base.peers import peer_pid, peer_uid
 from drivetrain._plugins.frameworks import reseed
@@ -40,7 +40,6 @@ from drivetrain._runtimes.warm import ACCEPTED, INHERITED, PASSED, abstract_name
 __all__ = ["BecomeDriver", "DriverRequest", "WarmSettings", "fork_warm_server"]
 
 _WAIT_S = 2.0
-_PAUSE_S = 0.1
 _MAX_WAIT_S = 3600.0
 _MAX_SERVERS = 5
 _MAX_MEMORY_BYTES = 4 << 30
@@ -232,8 +231,8 @@ class _Server:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # the client has gone, or there are too many descriptors
-            time.sleep(_PAUSE_S)
+        except OSError:  # there are too many descriptors: it ends after its runs
+            self._stop()
             return
         connection.settimeout(_WAIT_S)
         is_kept = False
@@ -265,13 +264,16 @@ class _Server:
             return False
         client.sendall(ACCEPTED + b"\n")
         _, descriptors = receive_line(client)
+        if not descriptors:  # the client has died
+            return False
         try:
-            return bool(descriptors) and self._fork(request, descriptors, client)
+            self._fork(request, descriptors, client)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        return True
 
-    def _fork(self, request: DriverRequest, descriptors: list[int], client: socket.socket) -> bool:
+    def _fork(self, request: DriverRequest, descriptors: list[int], client: socket.socket) -> None:
         server = os.getpid()
         spare = os.dup(client.fileno())  # so that there is a free descriptor for the one of the process
         pid = fork_process()
@@ -284,7 +286,6 @@ class _Server:
         self._served += 1
         if request.keep_s is not None:
             self._keep_s = float(request.keep_s)
-        return True
 
     def _become_driver(
         self, server: int, request: DriverRequest, descriptors: list[int], client: socket.socket
@@ -400,7 +401,7 @@ def _open_streams() -> None:
 
 def _is_installed(path: str) -> bool:
     """Return True for a file or directory of the standard library or of installed packages."""
-    return path.startswith(_STANDARD) or any(part in INSTALLED for part in path.split(os.sep))
+    return path.startswith(_STANDARD) or is_in_site(path)
 
 
 def _hides_imported(directory: str) -> bool:

@@ -489,7 +489,7 @@ def report(
         ) from None
     name = checkpoint_dir_name
     if name is not None and not isinstance(name, str):
-        raise _no_option("checkpoint_dir_name", "a string", name)
+        raise _wrong_option("checkpoint_dir_name", "a string", name)
     if name is not None and (is_reserved(name) or not _DIRECTORY_NAME.fullmatch(name)):
         raise SessionError(
             "[DT-411] report(checkpoint_dir_name=...): expected a directory name that does not begin with a dot, has "
@@ -516,19 +516,19 @@ def _seconds_to_wait(wait: object, session: Session) -> float | None:
         return session.context.storage.limits.deadline_s if wait else None
     if isinstance(wait, (int, float)) and wait > 0:
         return float(wait)
-    raise _no_option("wait", "True, False or a positive number of seconds", wait)
+    raise _wrong_option("wait", "True, False or a positive number of seconds", wait)
 
 
 def _check_options(reduce: object, upload_fn: object, delete_local: object) -> None:
     if reduce is not None and not isinstance(reduce, Mapping):
-        raise _no_option("reduce", "a mapping from metrics to reductions", reduce)
+        raise _wrong_option("reduce", "a mapping from metrics to reductions", reduce)
     if upload_fn is not None and not callable(upload_fn):
-        raise _no_option("checkpoint_upload_fn", "a function", upload_fn)
+        raise _wrong_option("checkpoint_upload_fn", "a function", upload_fn)
     if not isinstance(delete_local, bool):
-        raise _no_option("delete_local_checkpoint_after_upload", "True or False", delete_local)
+        raise _wrong_option("delete_local_checkpoint_after_upload", "True or False", delete_local)
 
 
-def _no_option(name: str, expected: str, value: object) -> SessionError:
+def _wrong_option(name: str, expected: str, value: object) -> SessionError:
     return SessionError(
         f"[DT-805] report({name}=...): expected {expected}, got {value!r}. If it is a metric, use "
         f"report({{{name!r}: ...}})"
