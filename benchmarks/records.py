@@ -1,7 +1,7 @@
 """The results that are kept in the repository, so that a regression is seen, and the table of the documentation.
 
 ``python -m benchmarks NAME --record`` replaces the results of a benchmark in ``records.json``. ``python -m
-benchmarks.records`` writes the tables of ``docs/benchmarks.md`` and ``docs/why.md`` from this file.
+benchmarks.records`` writes the tables of the README and of three pages of the documentation from this file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,16 @@ def table() -> str:
     return _HEAD + "".join(f"| {' | '.join(row)} |\n" for row in _rows())
 
 
-def start_table() -> str:
-    """Return the times until the third step of a script, relative to torchrun, as a table of Markdown."""
+def start_table(docs: str = "") -> str:
+    """Return the times until the third step of a script, relative to torchrun, as a table of Markdown.
+
+    Args:
+        docs: the prefix of links to pages of the documentation.
+    """
     sides = {
         "`python script.py`, with drivetrain": "drivetrain",
         "`drivetrain run script.py`": "drivetrain run",
-        "[`drivetrain run script.py`, with a warm server](command-line.md#run-a-script-again-at-once)": (
+        f"[`drivetrain run script.py`, with a warm server]({docs}command-line.md#run-a-script-again-at-once)": (
             "drivetrain run, warm"
         ),
     }
@@ -94,7 +99,12 @@ def write_pages() -> None:
         page.write_text(with_table(page.read_text(), content()))
 
 
-TABLES: Mapping[Path, Callable[[], str]] = {DOCS / "benchmarks.md": table, DOCS / "why.md": start_table}
+TABLES: Mapping[Path, Callable[[], str]] = {
+    DOCS / "benchmarks.md": table,
+    DOCS / "why.md": start_table,
+    DOCS / "index.md": start_table,
+    DOCS.parent / "README.md": partial(start_table, "docs/"),
+}
 """The function that returns the table of each page."""
 
 

@@ -1,4 +1,4 @@
-"""Configuration of Sphinx. A build downloads nothing, so it works without a network."""
+"""Configuration of Sphinx. A build downloads nothing, unless it has the tag ``online`` (``sphinx -t online``)."""
 
 import ast
 import importlib
@@ -32,6 +32,9 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinxext.opengraph",
 ]
 exclude_patterns = ["_build"]
 
@@ -50,7 +53,25 @@ python_display_short_literal_types = True
 napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_numpy_docstring = False
 
+if tags.has("online"):  # noqa: F821  # Sphinx defines it
+    extensions.append("sphinx.ext.intersphinx")
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", None),
+    "torch": ("https://docs.pytorch.org/docs/stable", None),
+    "numpy": ("https://numpy.org/doc/stable", None),
+    "pyarrow": ("https://arrow.apache.org/docs", None),
+    "ray": ("https://docs.ray.io/en/latest", None),
+}
+
+copybutton_exclude = ".linenos, .gp, .go"
+ogp_site_name = project
+ogp_social_cards = {"enable": False}  # they would need matplotlib
+ogp_description_length = 160
+
 html_theme = "furo"
+html_logo = "_static/logo.svg"
+html_favicon = "_static/favicon.svg"
+html_theme_options = {"sidebar_hide_name": True, "top_of_page_buttons": []}
 html_title = f"drivetrain {release}"
 html_static_path = ["_static"]
 html_css_files = ["drivetrain.css"]

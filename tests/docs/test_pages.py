@@ -6,7 +6,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,6 @@ def find_output(expected: str, printed: str) -> bool:
     return re.search(rf"^{pattern}$", printed, re.MULTILINE) is not None
 
 
-@pytest.fixture
 def warnings_of_others(page: Page) -> dict[str, str]:
     """Return the variables that permit warnings of the packages a page imports."""
     script = as_script(page)
@@ -98,10 +98,8 @@ def warnings_of_others(page: Page) -> dict[str, str]:
     return {"PYTHONWARNINGS": warnings[0]} if warnings else {}
 
 
-@pytest.fixture
-def site(page: Page, tmp_path: Path) -> str:
-    """The value of ``PYTHONPATH`` for a page: its example plugins, and no optional packages that it does not name."""
-    directory = tmp_path / "site-packages"
+def make_site(page: Page, directory: Path) -> str:
+    """Return the value of ``PYTHONPATH`` for a page: its example plugins, and no optional packages it does not name."""
     directory.mkdir()
     hidden = [name for name in _OPTIONAL if name not in page.text.lower()]
     lines = ["import sys", *(f"sys.modules[{name!r}] = None" for name in hidden)]
@@ -109,56 +107,73 @@ def site(page: Page, tmp_path: Path) -> str:
     return install_examples(included_examples(page), directory)
 
 
-@pytest.fixture
-def database(page: Page, tmp_path: Path) -> None:
+def make_database(page: Page, directory: Path) -> None:
     """Create MLflow's database. On a busy machine, this can take longer than a run waits for its trackers."""
-    if "mlflow.db" in page.text:
+    if "mlflow.db" in page.text and not (directory / "mlflow.db").exists():
         code = "from mlflow import MlflowClient; MlflowClient('sqlite:///mlflow.db').search_experiments()"
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=300)
+        subprocess.run([sys.executable, "-c", code], cwd=directory, check=True, capture_output=True, timeout=300)
 
 
-@pytest.fixture
-def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables that point a page's bucket to a server on this machine."""
-    if _S3 not in as_script(page):
+@contextmanager
+def serve_bucket(pages: Iterable[Page], directory: Path) -> Iterator[dict[str, str]]:
+    """Yield the variables that point the bucket of these pages, if they have one, to a server on this machine."""
+    if not any(_S3 in as_script(page) for page in pages):
         yield {}
         return
-    with S3Server(tmp_path_factory.mktemp("served")) as server, FaultProxy(server, markers=True) as proxy:
+    with S3Server(directory) as server, FaultProxy(server, markers=True) as proxy:
         server.make_bucket("models")
         yield {**server.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("database")
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
-)
-def test_blocks_of_a_page_run_and_print_the_shown_output(
-    page: Page, site: str, bucket: dict[str, str], warnings_of_others: dict[str, str], tmp_path: Path
-) -> None:
-    script = tmp_path / f"page_{page.path.stem}.py"  # a name that hides no package of the page's name
+def check_page(page: Page, directory: Path, site: Path, bucket: Mapping[str, str]) -> None:
+    """Run the code of a page in a directory, and compare its output with the page."""
+    make_database(page, directory)
+    script = directory / f"page_{page.path.stem}.py"  # a name that hides no package of the page's name
     script.write_text(as_script(page))
 
-    printed = run_script(script, tmp_path, environment={**bucket, **warnings_of_others, "PYTHONPATH": site})
+    environment = {**bucket, **warnings_of_others(page), "PYTHONPATH": make_site(page, site)}
+    printed = run_script(script, directory, environment=environment)
 
     for line, output in shown_outputs(page):
         assert find_output(output, printed), f"{page}:{line} shows\n{output}\nbut the script printed\n{printed}"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_first_tutorial_can_be_repeated(tmp_path: Path) -> None:
-    (page,) = [page for page in PAGES if page.path.name == "getting-started.md"]
-    script = tmp_path / "tutorial.py"
-    code, debugging, _ = as_script(page).partition("debugging = ")
-    assert debugging
-    script.write_text(code)
-    for start in ("first", "second"):
-        directory = tmp_path / start
-        directory.mkdir()
-        printed = run_script(script, directory, environment={"DRIVETRAIN_STORAGE_PATH": str(tmp_path / "runs")})
-        assert "a run 'digits' exists" in printed
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
+)
+def test_blocks_of_a_page_run_and_print_the_shown_output(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "reader").mkdir()
+    (tmp_path / "served").mkdir()
+    with serve_bucket([page], tmp_path / "served") as bucket:
+        check_page(page, tmp_path / "reader", tmp_path / "site-packages", bucket)
+
+
+def pages_of_the_sidebar() -> list[Page]:
+    """Return the pages with code in the order in which a reader finds them."""
+    (index,) = [page for page in PAGES if page.path == DOCS / "index.md"]
+    trees = [block for block in index.blocks if block.info.startswith("{toctree}")]
+    names = [line for tree in trees for line in tree.content.splitlines() if line and not line.startswith(":")]
+    pages = {str(page.path.relative_to(DOCS)): page for page in PROGRAMS if page.path.is_relative_to(DOCS)}
+    return [pages[f"{name}.md"] for name in names if f"{name}.md" in pages]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(6000)
+def test_pages_can_be_read_in_order_and_again(tmp_path: Path) -> None:
+    """A reader follows the pages one after the other, with one storage path, in one directory, and repeats them."""
+    pages = pages_of_the_sidebar()
+    if os.environ.get("DRIVETRAIN_PAGES") != "all":
+        pages = [page for page in pages if page.path.stem in ("getting-started", "data", "resuming")]
+        assert len(pages) == 3
+    (tmp_path / "reader").mkdir()
+    (tmp_path / "served").mkdir()
+    with serve_bucket(pages, tmp_path / "served") as bucket:
+        for time in ("first", "second"):
+            for page in pages:
+                check_page(page, tmp_path / "reader", tmp_path / f"{time}-{page.path.stem}", bucket)
 
 
 def test_every_block_has_a_kind_that_is_checked() -> None:
@@ -219,6 +234,8 @@ def test_included_files_are_executed_by_some_test() -> None:
     executed_elsewhere = {
         # test_porting.py
         *(CODE / name for name in ("digits_before.py", "digits_after.py", "digits.diff")),
+        # test_distributed.py
+        *(CODE / "distributed").glob("*.diff"),
         # test_example_plugins.py, and the blocks of the pages
         *(path for example in EXAMPLES for path in (*example.glob("*.py"), example / "pyproject.toml")),
         # tests/jax/test_training.py

@@ -47,7 +47,9 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[facade]), *module_of, *inner})
+        """Return what completion shows: the public names, and not what the module itself imports."""
+        special = {name for name in vars(sys.modules[facade]) if name.startswith("__")}
+        return sorted({*special, *module_of, *inner})
 
     return get, names
 

@@ -1,0 +1,29 @@
+import torch
+from accelerate import Accelerator
+from drivetrain import ScalingConfig, report
+from drivetrain_torch import TorchTrainer
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train():
+    accelerator = Accelerator()
+    images, labels = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels))
+    loader = DataLoader(data, batch_size=32, shuffle=True)
+    model = torch.nn.Linear(64, 10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for epoch in range(5):
+        for inputs, targets in loader:
+            loss = cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+        report({"epoch": epoch, "loss": loss}, reduce={"loss": "mean"})
+
+
+workers = ScalingConfig(num_workers=8, use_gpu=True)
+result = TorchTrainer(train, scaling_config=workers).fit()
+print(result.metrics)

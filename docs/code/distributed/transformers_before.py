@@ -1,0 +1,30 @@
+from sklearn.datasets import load_digits
+from transformers import BertConfig, BertForSequenceClassification
+from transformers import Trainer, TrainingArguments
+
+
+def train():
+    images, labels = load_digits(return_X_y=True)
+    rows = [
+        {"input_ids": [int(pixel) for pixel in image], "labels": int(label)} for image, label in zip(images, labels, strict=True)
+    ]
+    config = BertConfig(
+        vocab_size=17,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        num_labels=10,
+    )
+    arguments = TrainingArguments(
+        "model",
+        num_train_epochs=2,
+        save_strategy="epoch",
+        report_to="none",
+    )
+    model = BertForSequenceClassification(config)
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+
+
+train()
