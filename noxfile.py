@@ -484,10 +484,43 @@ def build(session: nox.Session) -> None:
         *("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
         *("--wheel-dir", str(DIST), *PACKAGES),
     )
-    # As constraints these keep pip from an index that has a distribution of the same name.
-    wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    lines = [f"{name} @ {uri}" for name, uri in sorted(wheels.items())]
-    (DIST / "constraints.txt").write_text(Path("constraints.txt").read_text() + "\n".join(lines) + "\n")
+    write_constraints(DIST / "constraints.txt")
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Build what is uploaded, sdists and wheels with the project's URL, and check it (`-- https://URL`)."""
+    (url,) = session.posargs
+    session.install("hatchling", "build", "twine")
+    sources = Path(session.create_tmp()) / "release"
+    shutil.rmtree(sources, ignore_errors=True)
+    shutil.rmtree(DIST, ignore_errors=True)
+    links = {"Homepage": url, "Source": url, "Changelog": f"{url}/blob/main/CHANGELOG.md", "Issues": f"{url}/issues"}
+    table = "".join(f'{name} = "{link}"\n' for name, link in links.items())
+    for package in PACKAGES:
+        copy = sources / package
+        shutil.copytree(ROOT / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        project = (copy / "pyproject.toml").read_text()
+        (copy / "pyproject.toml").write_text(f"{project}\n[project.urls]\n{table}")
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(DIST), str(copy), silent=True)
+    files = [str(file) for file in sorted(DIST.iterdir())]
+    session.run("twine", "check", "--strict", *files)
+    session.log(f"dist/ contains the files to upload: twine upload {DIST.name}/*")
+
+
+@nox.session(python=["3.10", "3.11", "3.12", "3.13"])
+def released(session: nox.Session) -> None:
+    """Install each extra from the files in dist/ into a fresh environment and use it (`-- torch jax`: only these)."""
+    for name in session.posargs or ISOLATED:
+        folder = Path(session.create_tmp()) / name
+        shutil.rmtree(folder, ignore_errors=True)
+        session.run("python", "-m", "venv", str(folder))
+        python = str(folder / "bin" / "python")
+        wheels = ("--find-links", str(DIST))
+        constraints = write_constraints(folder / "constraints.txt")
+        session.run(python, "-m", "pip", "install", "-q", *wheels, "-c", constraints, ISOLATED[name], external=True)
+        session.run(python, *isolation_check(name), external=True)
+        shutil.rmtree(folder)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -497,10 +530,23 @@ def isolation(session: nox.Session, name: str) -> None:
     if name in NEED_TORCH:
         link_from_dev(session, "torch", "sympy")  # only these: the test must notice that another requirement is missing
     session.install("--find-links", "dist", "--constraint", "dist/constraints.txt", ISOLATED[name])
-    arguments = (
-        ["tests/isolation/check_extra.py", EXTRAS[name]] if name in EXTRAS else [f"tests/isolation/check_{name}.py"]
-    )
-    session.run("python", *arguments)
+    session.run("python", *isolation_check(name))
+
+
+def isolation_check(name: str) -> list[str]:
+    """Return the script that uses an extra, and its arguments."""
+    return ["tests/isolation/check_extra.py", EXTRAS[name]] if name in EXTRAS else [f"tests/isolation/check_{name}.py"]
+
+
+def write_constraints(file: Path) -> str:
+    """Write a file that makes pip take our packages from dist/, and the others in the tested versions; return its path.
+
+    Without it, pip might take a distribution of the same name from an index.
+    """
+    wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
+    lines = [f"{name} @ {uri}" for name, uri in sorted(wheels.items())]
+    file.write_text((ROOT / "constraints.txt").read_text() + "\n".join(lines) + "\n")
+    return str(file)
 
 
 def isolation_tasks(names: Sequence[str]) -> list[Task]:
@@ -577,6 +623,9 @@ def bump(session: nox.Session) -> None:
         text = re.sub(r'"(drivetrain[^"=<>]*)==[^"]*"', rf'"\1=={version}"', text)
         text = re.sub(r'"(drivetrain[^"=<>]*)>=[^"]*"', rf'"\1>={version},<{major}.{int(minor) + 1}"', text)
         file.write_text(text)
-    constant = ROOT / "packages/core/src/drivetrain/_version.py"
-    text = constant.read_text()
-    constant.write_text(re.sub(r'^__version__ = ".*"', f'__version__ = "{version}"', text, flags=re.MULTILINE))
+    for file in (
+        ROOT / "packages/core/src/drivetrain/_version.py",
+        *ROOT.glob("packages/*/src/drivetrain_*/__init__.py"),
+    ):
+        text = file.read_text()
+        file.write_text(re.sub(r'^__version__ = ".*"', f'__version__ = "{version}"', text, flags=re.MULTILINE))

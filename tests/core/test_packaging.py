@@ -58,6 +58,13 @@ def test_all_packages_have_the_same_version(package: str) -> None:
     assert PROJECTS[package]["version"] == VERSION
 
 
+@pytest.mark.parametrize(
+    "file", sorted(PACKAGES.glob("*/src/drivetrain_*/__init__.py")), ids=lambda file: file.parent.name
+)
+def test_every_module_has_the_version_of_its_package(file: Path) -> None:
+    assert f'\n__version__ = "{VERSION}"\n' in file.read_text()
+
+
 @pytest.mark.parametrize("package", PROJECTS)
 def test_our_packages_require_each_other_in_the_same_version(package: str) -> None:
     major, minor, _ = VERSION.split(".")

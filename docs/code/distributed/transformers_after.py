@@ -8,9 +8,8 @@ from transformers import Trainer, TrainingArguments
 
 def train():
     images, labels = load_digits(return_X_y=True)
-    rows = [
-        {"input_ids": [int(pixel) for pixel in image], "labels": int(label)} for image, label in zip(images, labels, strict=True)
-    ]
+    pairs = zip(images.astype(int).tolist(), labels.tolist(), strict=True)
+    rows = [{"input_ids": image, "labels": label} for image, label in pairs]
     config = BertConfig(
         vocab_size=17,
         hidden_size=32,

@@ -28,6 +28,8 @@ __all__ = [
     "write_page",
 ]
 
+__version__ = "0.1.0"
+
 _MODULES = {
     "BAD": "_commands.output",
     "OK": "_commands.output",

@@ -6,3 +6,5 @@ from drivetrain_data._shard import Reader, TableShard
 from drivetrain_data._sources import Source
 
 __all__ = ["Batches", "Categories", "Reader", "Source", "TableShard"]
+
+__version__ = "0.1.0"

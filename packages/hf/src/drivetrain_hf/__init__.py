@@ -4,3 +4,5 @@ Importing this package or one of its modules does not import these frameworks. E
 """
 
 __all__: list[str] = []
+
+__version__ = "0.1.0"

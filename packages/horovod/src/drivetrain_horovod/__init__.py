@@ -7,3 +7,5 @@ from drivetrain_horovod._config import HorovodConfig
 from drivetrain_horovod._trainer import HorovodTrainer
 
 __all__ = ["HorovodConfig", "HorovodTrainer"]
+
+__version__ = "0.1.0"

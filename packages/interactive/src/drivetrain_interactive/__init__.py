@@ -29,6 +29,8 @@ __all__ = [
     "world_size",
 ]
 
+__version__ = "0.1.0"
+
 _MODULES = {
     "TrainingCallback": "_callbacks",
     "load_checkpoint": "_dicts",

@@ -9,3 +9,5 @@ from drivetrain_jax._state import TrainState
 from drivetrain_jax._trainer import JaxTrainer
 
 __all__ = ["JaxConfig", "JaxTrainer", "TrainState", "prepare_dataset_shard"]
+
+__version__ = "0.1.0"

@@ -23,6 +23,8 @@ __all__ = [
     "CommandRuntime",
 ]
 
+__version__ = "0.1.0"
+
 _MODULES = {
     "CommandRuntime": "_runtime",
 }

@@ -36,6 +36,8 @@ __all__ = [
     "prepare_trainer",
 ]
 
+__version__ = "0.1.0"
+
 _MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 """For each distribution, the module that users import. The keys are also the names of this package's modules."""
 

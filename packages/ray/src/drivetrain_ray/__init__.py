@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RayDatasets", "RayRuntime", "make_trainable"]
 
+__version__ = "0.1.0"
+
 _MODULES = {"RayDatasets": "_datasets", "RayRuntime": "_runtime", "make_trainable": "_tune"}
 
 if not TYPE_CHECKING:

@@ -53,6 +53,8 @@ __all__ = [
     "prove",
 ]
 
+__version__ = "0.1.0"
+
 _MODULES = {
     "CallbackConformance": "_callbacks",
     "CommandConformance": "_commands",

@@ -9,3 +9,5 @@ from drivetrain_tf._state import TrainState
 from drivetrain_tf._trainer import TensorflowTrainer
 
 __all__ = ["TensorflowConfig", "TensorflowTrainer", "TrainState", "prepare_dataset_shard"]
+
+__version__ = "0.1.0"

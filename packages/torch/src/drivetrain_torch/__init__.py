@@ -25,3 +25,5 @@ __all__ = [
     "prepare_model",
     "set_random_states",
 ]
+
+__version__ = "0.1.0"

@@ -27,6 +27,8 @@ __all__ = [
     "parameters",
 ]
 
+__version__ = "0.1.0"
+
 _MODULES = {
     "Entry": "_entries",
     "Ranks": "_entries",

@@ -45,3 +45,5 @@ __all__ = [
     "sample_from",
     "uniform",
 ]
+
+__version__ = "0.1.0"
