@@ -505,7 +505,7 @@ def release(session: nox.Session) -> None:
         session.run("python", "-m", "build", "--no-isolation", "--outdir", str(DIST), str(copy), silent=True)
     files = [str(file) for file in sorted(DIST.iterdir())]
     session.run("twine", "check", "--strict", *files)
-    session.log(f"dist/ contains the files to upload: twine upload {DIST.name}/*")
+    session.log("to publish these files, run: twine upload dist/*.whl dist/*.tar.gz")
 
 
 @nox.session(python=["3.10", "3.11", "3.12", "3.13"])

@@ -33,7 +33,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
         (
             0,
             (
-                Goal(bound=1.0, of=LOADER, at_least=True),
+                Goal(bound=1.1, of=LOADER, at_least=True),
                 Goal(bound=10.0, of=RAY_TRAIN, at_least=True),
                 Goal(bound=1.0, of=RAY_TRAIN, at_least=True, side=ON_RAY),
             ),

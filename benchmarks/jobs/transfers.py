@@ -77,6 +77,15 @@ def s5cmd(config) -> tuple[Transfer, Transfer]:
     )
 
 
+def rclone(config) -> tuple[Transfer, Transfer]:
+    command = [config["program"], "copy", "--quiet", "--s3-no-check-bucket"]
+    bucket = f":s3,provider=Other,env_auth=true,endpoint='{config['endpoint']}':bucket"
+    return (
+        lambda source, prefix: subprocess.run([*command, source, f"{bucket}/{prefix}"], check=True),
+        lambda target, prefix: subprocess.run([*command, f"{bucket}/{prefix}", target], check=True),
+    )
+
+
 if __name__ == "__main__":
     config = options(client="", program="", data="", work="", served="", uri="", endpoint="")
     upload, download = globals()[config["client"]](config)

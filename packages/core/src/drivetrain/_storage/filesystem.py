@@ -215,6 +215,22 @@ def copy_range(source: int, target: int, start: int, count: int) -> None:
         start += done
 
 
+def copy_small(source: int, target: int, size: int) -> None:
+    """Copy a small file to a new, empty one, both open at their beginning.
+
+    One system call does it, and the bytes stay in the kernel: with thousands of files, the number of calls counts.
+    """
+    reach("mid-file")
+    try:
+        done = os.sendfile(target, source, 0, size)
+    except OSError as error:
+        if error.errno not in _CANNOT_COPY_IN_KERNEL:
+            raise
+        done = 0
+    if done < size:
+        copy_range(source, target, done, size - done)
+
+
 def data_ranges(descriptor: int, size: int, allocated: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of a file that contain data, as (start, count). A range has at most :data:`CHUNK_BYTES`.
 

@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from drivetrain._base.crashpoints import reach
@@ -79,8 +80,9 @@ class _Manifest:
         self.entries, self._is_intact = _read(storage, warn)
         self._unconfirmed: list[CommittedCheckpoint] | None = None
         """The entries of a manifest whose write has raised an exception; None if the last write succeeded."""
-        self._lines: dict[str, tuple[CommittedCheckpoint, str]] = {}
-        """The entries as JSON, by name, so that a commit encodes only the new one."""
+        self._written: list[CommittedCheckpoint] = []
+        self._lines: list[bytes] = []
+        """The entries that were written last, as JSON, so that a commit encodes only the new one."""
 
     def create(self) -> None:
         """Write the manifest of a new run, or the recovered manifest of a damaged one."""
@@ -111,15 +113,21 @@ class _Manifest:
             self._unconfirmed = None
 
     def _write(self, entries: Sequence[CommittedCheckpoint], *, durable: bool = True) -> None:
-        lines = {}
-        for entry in entries:
-            known, line = self._lines.get(entry.name, (None, ""))
-            lines[entry.name] = (entry, line if known is entry else json.dumps(asdict(entry)))
-        self._lines = lines
-        body = ",\n".join(line for _, line in lines.values())
-        manifest = f'{{"version": {VERSION}, "checkpoints": [\n{body}\n]}}\n'
-        self._storage.write_bytes(MANIFEST, manifest.encode(), durable=durable)
+        body = b",\n".join(self._encode(list(entries)))
+        manifest = b'{"version": %d, "checkpoints": [\n%b\n]}\n' % (VERSION, body)
+        self._storage.write_bytes(MANIFEST, manifest, durable=durable)
         self._is_intact = True
+
+    def _encode(self, entries: list[CommittedCheckpoint]) -> list[bytes]:
+        """Return entries as JSON. In the usual case, all but the last are those that were written before."""
+        before = len(self._written)
+        if entries[:before] == self._written:
+            self._lines += [_as_json(entry) for entry in entries[before:]]
+        else:
+            known = dict(zip(map(id, self._written), self._lines, strict=True))
+            self._lines = [known.get(id(entry)) or _as_json(entry) for entry in entries]
+        self._written = entries
+        return self._lines
 
 
 class CheckpointManager:
@@ -238,6 +246,7 @@ class CheckpointManager:
                 f"[DT-411] a checkpoint: expected a directory that is new in the run, got {name!r}, which is "
                 "committed already"
             )
+        is_next = existing is None and number > self.last_number
         listed: dict[str, StoredFile] = {}
         if existing:
             listed = self._listed(name)
@@ -258,18 +267,22 @@ class CheckpointManager:
             iteration=iteration,
             metrics=dict(metrics),
             time=time.time(),
-            ordinal=max((entry.ordinal for entry in [*self.committed, *self._withdrawn.values()]), default=0) + 1,
+            ordinal=max(map(attrgetter("ordinal"), [*self.committed, *self._withdrawn.values()]), default=0) + 1,
         )
         entry = replace(entry, metrics=dict(metrics), world_size=world_size, ranks=tuple(ranks))
         listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(immutable_files(merged).items()))}
         self._storage.write_bytes(f"{name}/{LISTING_FILE}", json.dumps(listing).encode(), durable=False)
         self._withdrawn.pop(name, None)
         self._damaged.discard(name)
-        others = [other for other in self.committed if other.name != name]
-        entries = sorted([*others, entry], key=lambda entry: entry.number)
+        entries = [*self.committed, entry]
+        if not is_next:
+            others = [other for other in self.committed if other.name != name]
+            entries = sorted([*others, entry], key=lambda entry: entry.number)
         kept = retained(entries, self._config, self._is_protected)
-        names = {old.name for old in kept}
-        dropped = [old for old in entries if old.name not in names]
+        dropped: list[CommittedCheckpoint] = []
+        if len(kept) < len(entries):
+            names = {old.name for old in kept}
+            dropped = [old for old in entries if old.name not in names]
         self._replace(kept, dropped)
         if name != checkpoint_name(number) and entry in kept:
             self._storage.delete(announcement_name(name))
@@ -420,6 +433,10 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
         StorageError: a newer drivetrain wrote the manifest, or the storage cannot be read.
     """
     return _read(storage, warn)[0]
+
+
+def _as_json(entry: CommittedCheckpoint) -> bytes:
+    return json.dumps(asdict(entry)).encode()
 
 
 def _read(storage: Storage, warn: Callable[[str], None]) -> tuple[list[CommittedCheckpoint], bool]:

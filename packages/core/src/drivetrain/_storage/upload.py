@@ -11,6 +11,7 @@ import os
 import posixpath
 import stat
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from drivetrain._storage.filesystem import (
     StoredFile,
     checksum,
     copy_range,
+    copy_small,
     data_ranges,
     make_below,
     walk_entries,
@@ -35,6 +37,8 @@ from drivetrain.errors import CheckpointError, StorageError
 __all__ = ["put_directory"]
 
 _BATCH_FILES = 64
+_FAST_FILE_S = 0.0005
+"""Seconds for a small file. Below it, several threads would only wait for each other to start the next system call."""
 
 
 def put_directory(
@@ -168,7 +172,8 @@ def _copy(
 def _copy_claimed(source: str, found: Mapping[str, os.stat_result], claims: _Claims, limits: Limits) -> None:
     target = claims.target
     made: set[str] = set()
-    jobs: list[Job[None]] = []
+    parts: list[Job[None]] = []
+    batches: list[Job[None]] = []
     batch: list[tuple[str, str, int]] = []
     for relative, status in found.items():
         source_path = os.path.join(source, relative)
@@ -178,7 +183,7 @@ def _copy_claimed(source: str, found: Mapping[str, os.stat_result], claims: _Cla
         if status.st_size <= CHUNK_BYTES:
             batch.append((source_path, relative, status.st_mode))
             if len(batch) == _BATCH_FILES:
-                jobs.append(Job(relative, partial(_copy_files, batch, claims)))
+                batches.append(Job(relative, partial(_copy_files, batch, claims)))
                 batch = []
             continue
         descriptor = claims.claim(relative, status.st_mode)
@@ -189,13 +194,24 @@ def _copy_claimed(source: str, found: Mapping[str, os.stat_result], claims: _Cla
             os.close(descriptor)
         with open(source_path, "rb", buffering=0) as file:
             for start, count in data_ranges(file.fileno(), status.st_size, status.st_blocks * 512):
-                jobs.append(Job(relative, partial(_copy_part, source_path, destination, start, count)))
+                parts.append(Job(relative, partial(_copy_part, source_path, destination, start, count)))
     if batch:
-        jobs.append(Job(batch[0][1], partial(_copy_files, batch, claims)))
-    several = len(jobs) > 1
-    if several:
-        limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
-    run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=several)
+        batches.append(Job(batch[0][1], partial(_copy_files, batch, claims)))
+    what = f"copy of {source} to {target}"
+    several = len(parts) + len(batches) > 1
+    run_jobs(parts, what=what, limits=_on_cores(limits), in_thread=several)
+    if len(batches) > 1:
+        began = time.monotonic()
+        run_jobs(batches[:1], what=what, limits=limits)
+        is_fast = time.monotonic() - began < _BATCH_FILES * _FAST_FILE_S
+        del batches[0]
+        limits = replace(limits, threads=1) if is_fast else _on_cores(limits)
+    run_jobs(batches, what=what, limits=limits, in_thread=several)
+
+
+def _on_cores(limits: Limits) -> Limits:
+    """Return limits with at most one thread for each core."""
+    return replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
 
 
 def _describe(directory: str, found: Mapping[str, os.stat_result], checksums: bool) -> dict[str, StoredFile]:
@@ -255,7 +271,7 @@ def _copy_files(batch: Sequence[tuple[str, str, int]], claims: _Claims) -> None:
         try:
             copy = claims.claim(relative, mode)
             try:
-                copy_range(source, copy, 0, os.fstat(source).st_size)
+                copy_small(source, copy, os.fstat(source).st_size)
             finally:
                 os.close(copy)
         finally:
