@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.docs.example_plugins import EXAMPLES, included_examples, install_examples
 from tests.docs.pages import CODE, DOCS, PAGES, PROGRAMS, Block, Page
@@ -177,7 +178,7 @@ def test_pages_can_be_read_in_order_and_again(tmp_path: Path) -> None:
 
 
 def test_every_block_has_a_kind_that_is_checked() -> None:
-    kinds = {"python", "console", "shell", "none figure", "text output", "toml"}
+    kinds = {"python", "console", "shell", "none figure", "text output", "toml", "yaml", "dockerfile"}
     known_directives = re.compile(r"\{(toctree|eval-rst|include|literalinclude)\}")
     unknown = [
         f"{page}:{block.line} {block.info!r}"
@@ -186,6 +187,19 @@ def test_every_block_has_a_kind_that_is_checked() -> None:
         if block.info not in kinds and not known_directives.match(block.info)
     ]
     assert not unknown
+
+
+def test_manifests_are_yaml() -> None:
+    manifests = [yaml.safe_load(block.content) for page in PAGES for block in page.of_kind("yaml")]
+    assert manifests
+    assert all({"apiVersion", "kind", "spec"} <= manifest.keys() for manifest in manifests)
+
+
+def test_dockerfiles_copy_packages_that_exist() -> None:
+    files = [block.content for page in PAGES for block in page.of_kind("dockerfile")]
+    installed = [path for file in files for path in re.findall(r"/src/(packages/\w+)", file)]
+    assert "packages/core" in installed
+    assert all((ROOT / path / "pyproject.toml").exists() for path in installed)
 
 
 def exists(name: str) -> bool:
