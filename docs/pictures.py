@@ -22,20 +22,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyte
+from PIL import Image
 
 from drivetrain import runs
-from tests.browser import browsing
+from tests.browser import Browser, browsing
 
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "docs" / "_static"
 
-COLUMNS, ROWS = 92, 21
+COLUMNS, ROWS = 100, 12
 CELL_WIDTH, LINE_HEIGHT, PADDING, TITLE_HEIGHT = 8.0, 18, 14, 32
 FRAME_S = 0.12
 LAST_FRAME_S = 5.0
 MARK_S = 2.5
 DEADLINE_S = 120
 KILLED_AFTER_REPORTS = 7
+PAGE_WIDTH, PAGE_HEIGHT = 1100, 1010
 
 BACKGROUND, FOREGROUND, MUTED, ALARM = "#16181d", "#d8dee9", "#7b8494", "#ff6b6b"
 COLORS = {
@@ -200,20 +202,30 @@ def record_failure(storage: str) -> Recording:
 
 
 def photograph_pages(storage: str, directory: Path) -> None:
-    """Take pictures of the page of the run in ``storage``, and of the list of runs."""
+    """Take pictures of the page of the run in ``storage``."""
     (run,) = runs.list_runs(storage)
     page = directory / "run.html"
-    subprocess.run(["drivetrain", "runs", "report", run.path, "-o", str(page)], check=True)
+    subprocess.run(
+        ["drivetrain", "runs", "report", str(Path(storage, run.directory_name)), "-o", str(page)], check=True
+    )
     with browsing(directory / "browser") as browser:
         for scheme in ("light", "dark"):
-            browser.set_window(width=1100, height=1250, dark=scheme == "dark")
+            browser.set_window(width=PAGE_WIDTH, height=PAGE_HEIGHT, dark=scheme == "dark")
             browser.open(page.as_uri())
-            browser.picture(STATIC / f"run-{scheme}.png")
+            photograph(browser, STATIC / f"run-{scheme}.png")
+
+
+def photograph(browser: Browser, path: Path) -> None:
+    """Write a PNG of the upper part of the page, with as few colors as it needs."""
+    browser.picture(path)
+    with Image.open(path) as picture:
+        upper = picture.crop((0, 0, PAGE_WIDTH, PAGE_HEIGHT)).convert("RGB")
+    upper.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:
     """Make all pictures."""
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory(prefix="digits-") as directory:
         storage = str(Path(directory, "runs"))
         recording = record_failure(storage)
         title = "A terminal: one of two workers is killed, and the run resumes from its last checkpoint"
