@@ -145,10 +145,9 @@ def check_page(page: Page, directory: Path, site: Path, bucket: Mapping[str, str
     [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
 )
 def test_blocks_of_a_page_run_and_print_the_shown_output(page: Page, tmp_path: Path) -> None:
-    (tmp_path / "reader").mkdir()
     (tmp_path / "served").mkdir()
     with serve_bucket([page], tmp_path / "served") as bucket:
-        check_page(page, tmp_path / "reader", tmp_path / "site-packages", bucket)
+        check_page(page, tmp_path, tmp_path / "site-packages", bucket)
 
 
 def pages_of_the_sidebar() -> list[Page]:
@@ -169,17 +168,16 @@ def test_pages_can_be_read_in_order_and_again(tmp_path: Path) -> None:
     if os.environ.get("DRIVETRAIN_PAGES") != "all":
         pages = [page for page in pages if page.path.stem in ("getting-started", "data", "resuming")]
         assert len(pages) == 3
-    (tmp_path / "reader").mkdir()
     (tmp_path / "served").mkdir()
     with serve_bucket(pages, tmp_path / "served") as bucket:
         for time in ("first", "second"):
             for page in pages:
-                check_page(page, tmp_path / "reader", tmp_path / f"{time}-{page.path.stem}", bucket)
+                check_page(page, tmp_path, tmp_path / f"{time}-{page.path.stem}", bucket)
 
 
 def test_every_block_has_a_kind_that_is_checked() -> None:
     kinds = {"python", "console", "shell", "none figure", "text output", "toml", "yaml", "dockerfile"}
-    known_directives = re.compile(r"\{(toctree|eval-rst|include|literalinclude)\}")
+    known_directives = re.compile(r"\{(toctree|eval-rst|image|include|literalinclude)\}")
     unknown = [
         f"{page}:{block.line} {block.info!r}"
         for page in PAGES
