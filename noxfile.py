@@ -357,7 +357,7 @@ def dev(session: nox.Session) -> None:
         *BUILD,
         *TEST_DEPENDENCIES,
         *("torch", *LIGHTNING, "jsonargparse[signatures]", "transformers", "accelerate", "deepspeed"),
-        *("mypy", "ruff", *SPHINX),
+        *("mypy", "basedpyright", "ruff", *SPHINX),
         *CONSTRAINTS,
         env=WITHOUT_OPS,
     )

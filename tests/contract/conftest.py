@@ -49,7 +49,7 @@ class RuntimeUnderTest:
     def trainer(
         self,
         function: Callable[..., Any],
-        config: Mapping[str, Any] | None = None,
+        config: Any = None,
         *,
         workers: int = 2,
         name: str = "run",
@@ -82,7 +82,7 @@ class RuntimeUnderTest:
             ),
         )
 
-    def fit(self, function: Callable[..., Any], config: Mapping[str, Any] | None = None, **options: Any) -> Result:
+    def fit(self, function: Callable[..., Any], config: Any = None, **options: Any) -> Result:
         return self.trainer(function, config, **options).fit()
 
     def start_driver(self, source: str, arguments: Mapping[str, Any] | None = None) -> Driver:

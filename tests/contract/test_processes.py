@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,19 @@ if __name__ == "__main__":
     print("fit() returned")
 """
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    lr: float = 0.1
+    names: tuple[str, ...] = ("a", "b")
+
+
+def test_config_may_be_an_object_of_a_dataclass(runtime: RuntimeUnderTest) -> None:
+    def train(options: Options) -> tuple[str, float, tuple[str, ...]]:
+        return type(options).__qualname__, options.lr, options.names
+
+    assert runtime.fit(train, Options(lr=0.5)).return_value == ("Options", 0.5, ("a", "b"))
 
 
 def test_train_function_runs_on_the_main_thread_of_its_own_process(runtime: RuntimeUnderTest) -> None:

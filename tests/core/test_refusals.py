@@ -157,7 +157,7 @@ def test_unknown_callback_is_refused(storage_path: Path) -> None:
     ("option", "value", "words"),
     [
         ("backend_config", 3, "a BackendConfig, a Backend or the name of an installed backend, got 3"),
-        ("train_loop_config", [1], "train_loop_config: expected a Mapping"),
+        ("train_loop_config", [1], r"train_loop_config: expected a dict or a dataclass, got \[1\]$"),
         ("metadata", {"x": object()}, "metadata: expected JSON values or bytes"),
         ("resume_from_checkpoint", "somewhere", "resume_from_checkpoint: expected a Checkpoint"),
         ("resume_from_checkpoint", Checkpoint("/nowhere/at/all"), "the missing directory /nowhere/at/all"),

@@ -1,10 +1,8 @@
 """The documentation builds without a warning, and its API reference has every public name."""
 
-import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,22 +10,7 @@ from sphinx.util.inventory import InventoryFile
 
 import drivetrain
 from tests.docs.pages import DOCS
-
-_MODULES = (
-    *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain.runs", "drivetrain.loggers"),
-    *(f"drivetrain.plugin.{file.stem}" for file in Path(drivetrain.plugin.__path__[0]).glob("[a-z]*.py")),
-    *("drivetrain_console", "drivetrain_interactive", "drivetrain_launch"),
-    *("drivetrain_testing", "drivetrain_testing.kits", "drivetrain_track.testing"),
-    "drivetrain_ray",
-    "drivetrain_data",
-    "drivetrain_track",
-    "drivetrain_tune",
-    *("drivetrain_torch", "drivetrain_lightning", "drivetrain_gbdt.xgboost", "drivetrain_gbdt.lightgbm"),
-    *("drivetrain_hf.transformers", "drivetrain_hf.accelerate", "drivetrain_hf.deepspeed", "drivetrain_horovod"),
-    *("drivetrain_tf", "drivetrain_tf.keras", "drivetrain_torch.testing"),
-    "drivetrain_jax",
-)
-
+from tests.names import public_names
 
 # The first test includes the build: 30 s of CPU, several minutes on a busy machine.
 pytestmark = pytest.mark.timeout(900)
@@ -49,15 +32,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target / "html"
 
 
-def public_names() -> Iterator[str]:
-    """Yield every public name, except for names that ``drivetrain.plugin`` takes from ``drivetrain``."""
-    for name in _MODULES:
-        module = importlib.import_module(name)
-        for public in module.__all__:
-            if name != "drivetrain.plugin" or public not in drivetrain.__all__:
-                yield f"{name}.{public}"
-
-
 def test_names_that_are_in_two_modules_are_the_same_objects() -> None:
     for name in set(drivetrain.__all__) & set(drivetrain.plugin.__all__):
         assert getattr(drivetrain, name) is getattr(drivetrain.plugin, name)
@@ -66,7 +40,7 @@ def test_names_that_are_in_two_modules_are_the_same_objects() -> None:
 def test_every_public_name_is_in_the_reference(built: Path) -> None:
     inventory = InventoryFile.loads((built / "objects.inv").read_bytes(), uri="")
     described = {name for domain in inventory.data.values() for name in domain}
-    assert not sorted(set(public_names()) - described)
+    assert not sorted({f"{module}.{name}" for module, name in public_names()} - described)
 
 
 def test_built_pages_load_nothing_from_elsewhere(built: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,29 @@ def test_data_frame_has_a_row_for_each_trial_of_a_grid(tmp_path: Path) -> None:
     assert list(table["trial"]) == [f"trial_{number:05d}" for number in range(6)]
     assert all(Path(path, "run.json").exists() for path in table["path"])
     assert grid.get_best_result(mode="min").config["train_loop_config"]["x"] == 1
+
+
+@dataclass(frozen=True)
+class Options:
+    x: int = 0
+    steps: int = 2
+
+
+def report_steps(options: Options) -> None:
+    for step in range(options.steps):
+        drivetrain.report(score=options.x + step)
+
+
+def test_trials_change_single_fields_of_a_dataclass(tmp_path: Path) -> None:
+    scaling = ScalingConfig(num_workers=1, runtime="local")
+    grid = tune.Tuner(
+        DataParallelTrainer(report_steps, train_loop_config=Options(steps=3), scaling_config=scaling),
+        param_space={"train_loop_config": {"x": tune.grid_search([1, 5])}},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=RunConfig(name="search", storage_path=tmp_path, verbose=0),
+    ).fit()
+    assert [result.metrics["score"] for result in grid] == [3, 7]
+    assert grid.get_best_result().config["train_loop_config"] == {"x": 5}
 
 
 def test_search_with_a_train_function_instead_of_a_trainer(tmp_path: Path) -> None:

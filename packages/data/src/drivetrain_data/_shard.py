@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from drivetrain import ConfigurationError, SessionError, get_context
 from drivetrain_data._batches import (
@@ -107,7 +107,7 @@ class TableShard:
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
         drop_last: bool = False,
-        batch_format: str | None = "default",
+        batch_format: Literal["default", "numpy", "pandas", "pyarrow"] | None = "default",
     ) -> Batches[Any]:
         """Return the rows in batches. Each iteration over the returned object reads one epoch.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from drivetrain import (
     CheckpointConfig,
@@ -16,7 +16,10 @@ from drivetrain import (
 )
 from drivetrain_gbdt._data import TRAIN, Columns, TableData
 
-__all__ = ["Loop", "TableArguments", "TableForm", "TableTrainer", "has_several_workers"]
+if TYPE_CHECKING:
+    from drivetrain.plugin.trainers import TrainFunction
+
+__all__ = ["TableArguments", "TableForm", "TableTrainer", "has_several_workers"]
 
 
 class TableArguments(NamedTuple):
@@ -199,7 +202,12 @@ class TableTrainer(DataParallelTrainer):
     _form: ClassVar[TableForm]
 
     def __init__(
-        self, train_loop_per_worker: Loop | None, *, table: TableArguments, train_on_tables: Loop, **arguments: Any
+        self,
+        train_loop_per_worker: TrainFunction[Any] | None,
+        *,
+        table: TableArguments,
+        train_on_tables: TrainFunction[Any],
+        **arguments: Any,
     ) -> None:
         if train_loop_per_worker is None:
             arguments |= self._form.build_configs(table, **arguments)
@@ -258,6 +266,3 @@ def _checkpoint_rules(run_config: RunConfig | None) -> tuple[RunConfig, int, boo
     plain = replace(rules, checkpoint_frequency=0, checkpoint_at_end=None)
     at_end = rules.checkpoint_at_end
     return replace(run_config, checkpoint_config=plain), rules.checkpoint_frequency, at_end is None or at_end
-
-
-Loop = Callable[[], Any] | Callable[[dict[str, Any]], Any]

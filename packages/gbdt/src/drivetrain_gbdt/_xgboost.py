@@ -256,7 +256,7 @@ class _Batches(xgboost.DataIter):
         feature_weights: Any = None,
     ) -> None:
         self._name = name
-        self._shard = get_dataset_shard(name)
+        self._shard: Any = get_dataset_shard(name)
         self._table = table
         self._fields = fields
         self._expected = features

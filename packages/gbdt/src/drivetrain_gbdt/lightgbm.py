@@ -10,7 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain import (
     Checkpoint,
@@ -27,11 +27,12 @@ from drivetrain.plugin.trainers import checked_config
 from drivetrain_gbdt._data import TRAIN
 from drivetrain_gbdt._network import Peers, network, peers
 from drivetrain_gbdt._parameters import find, pop_network, pop_rounds
-from drivetrain_gbdt._tables import Loop, TableArguments, TableForm, TableTrainer, has_several_workers
+from drivetrain_gbdt._tables import TableArguments, TableForm, TableTrainer, has_several_workers
 
 if TYPE_CHECKING:
     import lightgbm
 
+    from drivetrain.plugin.trainers import ConfigT, TrainFunction
     from drivetrain_gbdt._lightgbm import RayTrainReportCallback
 
 __all__ = ["LightGBMConfig", "LightGBMTrainer", "RayTrainReportCallback", "get_network_params", "shared_bins"]
@@ -124,7 +125,7 @@ class LightGBMConfig(BackendConfig):
         ConfigurationError: a value is out of range.
     """
 
-    tree_learner: str = "data"
+    tree_learner: Literal["data", "voting"] = "data"
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -248,9 +249,9 @@ class LightGBMTrainer(TableTrainer):
 
     def __init__(
         self,
-        train_loop_per_worker: Loop | None = None,
+        train_loop_per_worker: TrainFunction[ConfigT] | None = None,
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
+        train_loop_config: ConfigT | None = None,
         lightgbm_config: LightGBMConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,

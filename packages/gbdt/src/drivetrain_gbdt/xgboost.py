@@ -22,11 +22,12 @@ from drivetrain import (
 from drivetrain.plugin import Backend, BackendConfig
 from drivetrain.plugin.backends import ProcessValue, WorkerGroup, worker_threads
 from drivetrain.plugin.trainers import checked_config
-from drivetrain_gbdt._tables import Loop, TableArguments, TableForm, TableTrainer, has_several_workers
+from drivetrain_gbdt._tables import TableArguments, TableForm, TableTrainer, has_several_workers
 
 if TYPE_CHECKING:
     import xgboost
 
+    from drivetrain.plugin.trainers import ConfigT, TrainFunction
     from drivetrain_gbdt._xgboost import RayTrainReportCallback
 
 __all__ = ["RayTrainReportCallback", "XGBoostConfig", "XGBoostTrainer"]
@@ -188,9 +189,9 @@ class XGBoostTrainer(TableTrainer):
 
     def __init__(
         self,
-        train_loop_per_worker: Loop | None = None,
+        train_loop_per_worker: TrainFunction[ConfigT] | None = None,
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
+        train_loop_config: ConfigT | None = None,
         xgboost_config: XGBoostConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,

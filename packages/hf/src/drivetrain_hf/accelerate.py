@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, TorchTrainer
 
 if TYPE_CHECKING:
+    from drivetrain.plugin.trainers import ConfigT, TrainFunction
     from drivetrain_hf._loading import ResumableLoader
 
 __all__ = ["AccelerateTrainer", "make_resumable"]
@@ -101,9 +102,9 @@ class AccelerateTrainer(TorchTrainer):
 
     def __init__(
         self,
-        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        train_loop_per_worker: TrainFunction[ConfigT],
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
+        train_loop_config: ConfigT | None = None,
         accelerate_config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,

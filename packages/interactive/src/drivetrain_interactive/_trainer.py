@@ -41,10 +41,10 @@ from drivetrain_interactive._warm import WarmRuntime
 
 if TYPE_CHECKING:
     from drivetrain.plugin import Failure, Run, Runtime
+    from drivetrain.plugin.trainers import ConfigT, TrainFunction
 
 __all__ = ["CheckpointStrategy", "InteractiveRun", "Trainer"]
 
-TrainFunction = Callable[[], Any] | Callable[[dict[str, Any]], Any]
 CheckpointLike = Mapping[str, Any] | Checkpoint | str | os.PathLike[str] | None
 
 _RUN = re.compile(r"run_(\d+)")
@@ -204,8 +204,8 @@ class Trainer:
 
     def run(
         self,
-        train_func: TrainFunction,
-        config: Mapping[str, Any] | None = None,
+        train_func: TrainFunction[ConfigT],
+        config: ConfigT | None = None,
         callbacks: Sequence[Callback | str] | None = None,
         dataset: Any = None,
         checkpoint: CheckpointLike = None,
@@ -215,7 +215,7 @@ class Trainer:
 
         Args:
             train_func: the function; it takes no argument, or the config.
-            config: the config that is passed to the function.
+            config: the config that is passed to the function: a dict, or an object of a dataclass.
             callbacks: :class:`~drivetrain_interactive.TrainingCallback` or :class:`~drivetrain.Callback` objects, or
                 names of installed callbacks.
             dataset: the dataset whose shards ``get_dataset_shard()`` returns, or a mapping from names to datasets; see
@@ -243,8 +243,8 @@ class Trainer:
 
     def run_iterator(
         self,
-        train_func: TrainFunction,
-        config: Mapping[str, Any] | None = None,
+        train_func: TrainFunction[ConfigT],
+        config: ConfigT | None = None,
         dataset: Any = None,
         checkpoint: CheckpointLike = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
@@ -283,7 +283,9 @@ class Trainer:
             self._close_iterator = iterator.close  # does not keep a reference to the iterator
             return iterator
 
-    def to_tune_trainable(self, train_func: TrainFunction, dataset: Any = None) -> Callable[[dict[str, Any]], None]:
+    def to_tune_trainable(
+        self, train_func: TrainFunction[Any], dataset: Any = None
+    ) -> Callable[[dict[str, Any]], None]:
         """Return a trainable that ``ray.tune.run`` and ``ray.tune.Tuner`` can run with different configs.
 
         Each trial is a run with its own workers, as many as this trainer has. The config of the trial is passed to the
@@ -394,8 +396,8 @@ class Trainer:
     @contextlib.contextmanager
     def _prepared(
         self,
-        train_func: TrainFunction,
-        config: Mapping[str, Any] | None,
+        train_func: TrainFunction[ConfigT],
+        config: ConfigT | None,
         callbacks: Sequence[Callback | str],
         dataset: Any,
         checkpoint: CheckpointLike,

@@ -9,12 +9,9 @@ from drivetrain.plugin.trainers import checked_config
 from drivetrain_jax._config import JaxConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from typing_extensions import Unpack
 
-    from drivetrain.plugin.trainers import TrainerArguments
+    from drivetrain.plugin.trainers import CommonArguments, ConfigT, TrainFunction
 
 __all__ = ["JaxTrainer"]
 
@@ -24,6 +21,7 @@ class JaxTrainer(DataParallelTrainer):
 
     Args:
         train_loop_per_worker: the train function. It takes no argument, or the config.
+        train_loop_config: the config to pass to the train function.
         jax_config: settings of JAX.
         **arguments: see :class:`~drivetrain.DataParallelTrainer`.
 
@@ -47,10 +45,11 @@ class JaxTrainer(DataParallelTrainer):
 
     def __init__(
         self,
-        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        train_loop_per_worker: TrainFunction[ConfigT],
         *,
+        train_loop_config: ConfigT | None = None,
         jax_config: JaxConfig | None = None,
-        **arguments: Unpack[TrainerArguments],
+        **arguments: Unpack[CommonArguments],
     ) -> None:
         config = checked_config(jax_config, JaxConfig, "JaxTrainer(jax_config=...)")
-        super().__init__(train_loop_per_worker, backend_config=config, **arguments)
+        super().__init__(train_loop_per_worker, train_loop_config=train_loop_config, backend_config=config, **arguments)

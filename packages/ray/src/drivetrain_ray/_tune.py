@@ -170,7 +170,8 @@ def _find_unpicklable(given: Mapping[str, Any]) -> str:
     parts = {
         f"{argument}[{name!r}]": value
         for argument in ("datasets", "train_loop_config")
-        for name, value in (given.get(argument) or {}).items()
+        if isinstance(given.get(argument), Mapping)
+        for name, value in given[argument].items()
     }
     for name, value in {**parts, **given}.items():
         try:

@@ -9,12 +9,9 @@ from drivetrain.plugin.trainers import checked_config
 from drivetrain_tf._config import TensorflowConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from typing_extensions import Unpack
 
-    from drivetrain.plugin.trainers import TrainerArguments
+    from drivetrain.plugin.trainers import CommonArguments, ConfigT, TrainFunction
 
 __all__ = ["TensorflowTrainer"]
 
@@ -57,10 +54,11 @@ class TensorflowTrainer(DataParallelTrainer):
 
     def __init__(
         self,
-        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        train_loop_per_worker: TrainFunction[ConfigT],
         *,
+        train_loop_config: ConfigT | None = None,
         tensorflow_config: TensorflowConfig | None = None,
-        **arguments: Unpack[TrainerArguments],
+        **arguments: Unpack[CommonArguments],
     ) -> None:
         config = checked_config(tensorflow_config, TensorflowConfig, "TensorflowTrainer(tensorflow_config=...)")
-        super().__init__(train_loop_per_worker, backend_config=config, **arguments)
+        super().__init__(train_loop_per_worker, train_loop_config=train_loop_config, backend_config=config, **arguments)

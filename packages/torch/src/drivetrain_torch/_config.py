@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from drivetrain import ConfigurationError
 from drivetrain.plugin import Backend, BackendConfig
@@ -40,7 +41,7 @@ class TorchConfig(BackendConfig):
     """
 
     backend: str | None = None
-    init_method: str = "env"
+    init_method: Literal["env", "tcp"] = "env"
     timeout_s: float = 1800
 
     def __post_init__(self) -> None:

@@ -9,12 +9,9 @@ from drivetrain.plugin.trainers import checked_config
 from drivetrain_torch._config import TorchConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from typing_extensions import Unpack
 
-    from drivetrain.plugin.trainers import TrainerArguments
+    from drivetrain.plugin.trainers import CommonArguments, ConfigT, TrainFunction
 
 __all__ = ["TorchTrainer"]
 
@@ -53,10 +50,11 @@ class TorchTrainer(DataParallelTrainer):
 
     def __init__(
         self,
-        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        train_loop_per_worker: TrainFunction[ConfigT],
         *,
+        train_loop_config: ConfigT | None = None,
         torch_config: TorchConfig | None = None,
-        **arguments: Unpack[TrainerArguments],
+        **arguments: Unpack[CommonArguments],
     ) -> None:
         config = checked_config(torch_config, TorchConfig, "TorchTrainer(torch_config=...)")
-        super().__init__(train_loop_per_worker, backend_config=config, **arguments)
+        super().__init__(train_loop_per_worker, train_loop_config=train_loop_config, backend_config=config, **arguments)

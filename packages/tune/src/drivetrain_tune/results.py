@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain import Result
 from drivetrain.plugin.callbacks import find_metric, flatten
@@ -55,7 +55,13 @@ class ResultGrid(Sequence[TrialResult]):
     """
 
     def __init__(
-        self, results: Sequence[TrialResult], *, metric: str, mode: str, path: str, study: optuna.Study
+        self,
+        results: Sequence[TrialResult],
+        *,
+        metric: str,
+        mode: Literal["max", "min"],
+        path: str,
+        study: optuna.Study,
     ) -> None:
         self._results = list(results)
         self._metric = metric
@@ -90,7 +96,7 @@ class ResultGrid(Sequence[TrialResult]):
         """The number of trials that ended without an error."""
         return sum(result.state in ("completed", "pruned", "stopped") for result in self._results)
 
-    def get_best_result(self, metric: str | None = None, mode: str | None = None) -> TrialResult:
+    def get_best_result(self, metric: str | None = None, mode: Literal["max", "min"] | None = None) -> TrialResult:
         """Return the trial with the best value. The value of a trial is that of its last report with the metric.
 
         As in Optuna, only trials that have completed are compared. If none of them has the metric, trials that were

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain import ConfigurationError, PluginNotFoundError, StorageError
 from drivetrain.plugin.callbacks import find_metric
@@ -51,7 +51,7 @@ class TuneConfig:
     """
 
     metric: str
-    mode: str
+    mode: Literal["max", "min"]
     num_samples: int = 1
     max_concurrent_trials: int | None = None
     search_alg: BaseSampler | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar
 
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
 from drivetrain._plugins.data_config import DataConfig
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "CommonArguments",
+    "ConfigT",
     "KeepsArguments",
+    "TrainFunction",
     "TrainerArguments",
     "check_param_space",
     "checked_config",
@@ -29,26 +32,51 @@ __all__ = [
     "resolve_backend",
 ]
 
-ConfigType = TypeVar("ConfigType", bound=BackendConfig)
+BackendConfigT = TypeVar("BackendConfigT", bound=BackendConfig)
 
 _RUN_ARGUMENTS = ("run_config", "tune_config")
 
 
-class TrainerArguments(TypedDict, total=False):
-    """The arguments that every trainer takes, except for the train function and the configuration of its backend.
+class _Dataclass(Protocol):
+    """An object of a dataclass, for type checkers."""
 
-    A subclass can declare its constructor for type checkers and editors with
-    ``**arguments: Unpack[TrainerArguments]``. See :class:`drivetrain.DataParallelTrainer` for the meaning of the
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+ConfigT = TypeVar("ConfigT", bound="Mapping[str, Any] | _Dataclass")
+"""The type of a train function's config: a dict, a ``TypedDict`` or a dataclass.
+
+A trainer uses it for both of its arguments, so that type checkers report a config that the function does not take.
+"""
+
+TrainFunction = Callable[[ConfigT], object] | Callable[[], object]
+"""The type of a train function, which takes either a config or no argument: ``TrainFunction[ConfigT]``."""
+
+
+class CommonArguments(TypedDict, total=False):
+    """The arguments that every trainer takes, except for the train function, its config, and the backend's config.
+
+    A subclass can declare its constructor for type checkers and editors with ``train_loop_config: ConfigT | None``
+    and ``**arguments: Unpack[CommonArguments]``. See :class:`drivetrain.DataParallelTrainer` for the meaning of the
     arguments.
     """
 
-    train_loop_config: Mapping[str, Any] | None
     scaling_config: ScalingConfig | None
     run_config: RunConfig | None
     datasets: Mapping[str, Any] | None
     dataset_config: DataConfig | None
     metadata: Mapping[str, Any] | None
     resume_from_checkpoint: Checkpoint | None
+
+
+class TrainerArguments(CommonArguments, total=False):
+    """The arguments of :class:`CommonArguments`, and the config.
+
+    It is enough for ``**arguments: Unpack[TrainerArguments]``, but type checkers then do not compare the config with
+    the argument of the train function.
+    """
+
+    train_loop_config: Mapping[str, Any] | _Dataclass | None
 
 
 class KeepsArguments:
@@ -85,8 +113,8 @@ class KeepsArguments:
         for parameter in _parameters(type(self)):
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
                 names.add(parameter.name)
-            elif str(parameter.annotation).endswith(f"Unpack[{TrainerArguments.__name__}]"):
-                names |= TrainerArguments.__annotations__.keys()
+            elif (unpacked := _unpacked_by(str(parameter.annotation))) is not None:
+                names |= unpacked.__annotations__.keys()
             else:
                 return None
         return frozenset(names)
@@ -127,12 +155,18 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
     return list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc] # of no instance
 
 
+def _unpacked_by(annotation: str) -> type | None:
+    """Return the class with the names of arguments that an annotation of ``**arguments`` stands for, if it has one."""
+    kinds = (CommonArguments, TrainerArguments)
+    return next((kind for kind in kinds if annotation.endswith(f"Unpack[{kind.__name__}]")), None)
+
+
 def name_of_function(kind: type) -> str:
     """Return the name of the first parameter of a trainer's constructor, to which users pass the train function."""
     return _parameters(kind)[0].name
 
 
-def checked_config(given: ConfigType | None, kind: type[ConfigType], where: str) -> ConfigType:
+def checked_config(given: BackendConfigT | None, kind: type[BackendConfigT], where: str) -> BackendConfigT:
     """Return the configuration of a backend that was passed to a trainer, or the default configuration.
 
     Args:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+from drivetrain._driver.functions import values_of_config
+
 __all__ = ["UsedObject", "parts_of", "used_objects"]
 
 _MAX_PARTS = 10_000
@@ -28,14 +30,15 @@ class UsedObject(NamedTuple):
     value: Any
 
 
-def used_objects(function: Callable[..., Any], config: Mapping[str, Any] | None) -> Iterator[UsedObject]:
+def used_objects(function: Callable[..., Any], config: Any) -> Iterator[UsedObject]:
     """Yield the values of the config and the objects that a train function captures, has as attributes or refers to.
 
     The function may be wrapped by ``functools.partial``, a method, or an object with ``__call__``. The search includes
     the functions of the same module that the train function calls, but not the attributes of its objects' attributes.
     """
-    for key, value in (config or {}).items():
-        yield UsedObject(f"train_loop_config[{key!r}]", value)
+    for key, value in values_of_config(config).items():
+        place = f"[{key!r}]" if isinstance(config, Mapping) else f".{key}"
+        yield UsedObject(f"train_loop_config{place}", value)
     yield from _used_by(function, "the train function", set())
 
 

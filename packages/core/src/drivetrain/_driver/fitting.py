@@ -186,7 +186,7 @@ def _services(
         storage=opened.storage,
         scaling_config=job.scaling,
         run_config=job.run_config,
-        train_loop_config=job.config,
+        train_loop_config=job.config_values,
         console=console,
         trial=job.trial,
     )

@@ -1,17 +1,22 @@
-"""Checks, before a run starts, that workers can call a train function, and that the call runs it to its end."""
+"""The train function and its config, before a run starts.
+
+:func:`check_function` checks that workers can call the function, and that the call runs it to its end.
+"""
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from types import MethodType
 from typing import Any
 
 from drivetrain.errors import ConfigurationError
 
-__all__ = ["check_function"]
+__all__ = ["check_function", "copy_config", "values_of_config"]
 
 _UNFINISHED = {
     "a coroutine function (async def)": inspect.iscoroutinefunction,
@@ -50,6 +55,32 @@ def check_function(function: object) -> None:
         )
 
 
+def copy_config(config: object) -> Any:
+    """Return a copy of the config of a train function, which later changes of the original do not affect.
+
+    Raises:
+        ConfigurationError: it is neither a mapping nor an object of a dataclass nor None.
+    """
+    if isinstance(config, Mapping):
+        return dict(config)
+    if config is None or (is_dataclass(config) and not isinstance(config, type)):
+        return copy.copy(config)
+    remedy = "" if isinstance(config, type) or not hasattr(config, "__dict__") else ". Pass vars(...) of it"
+    raise ConfigurationError(f"[DT-103] train_loop_config: expected a dict or a dataclass, got {config!r}{remedy}")
+
+
+def values_of_config(config: Any) -> Mapping[str, Any]:
+    """Return the values in the config of a train function by name: the items of a mapping, or the fields of an object.
+
+    Args:
+        config: a mapping, an object of a dataclass, or None.
+    """
+    if config is None or isinstance(config, Mapping):
+        return config or {}
+    names = [field.name for field in fields(config)]
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}
+
+
 def _find_problem(signature: inspect.Signature) -> str | None:
     """Return why a function cannot be called without arguments or with the config, as the end of a message."""
     parameters = signature.parameters.values()
@@ -65,7 +96,7 @@ def _find_problem(signature: inspect.Signature) -> str | None:
     if first.default is first.empty or first.default is None or isinstance(first.default, Mapping):
         return None
     return (
-        f", whose parameter {first.name!r} would receive the config, a dict. Use `def train_func(config)`, and read "
+        f", whose parameter {first.name!r} would receive the config. Use `def train_func(config)`, and read "
         "the values from the config"
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain._base.redact import describe
+from drivetrain._driver.functions import values_of_config
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import Trial
 from drivetrain._plugins.data_config import DataConfig
@@ -22,7 +23,7 @@ class TrainingJob:
 
     Attributes:
         function: the train function.
-        config: the config that is passed to the train function; None for no config.
+        config: the config that is passed to the train function: a dict, an object of a dataclass, or None.
         backend: the backend that sets up the framework on the workers.
         scaling: the number of workers and their resources.
         run_config: the configuration of the run.
@@ -36,7 +37,7 @@ class TrainingJob:
     """
 
     function: Callable[..., Any]
-    config: Mapping[str, Any] | None
+    config: Any
     backend: Backend
     scaling: ScalingConfig
     run_config: RunConfig
@@ -48,6 +49,11 @@ class TrainingJob:
     trial: Trial | None = None
     all_values: bool = False
 
+    @property
+    def config_values(self) -> Mapping[str, Any] | None:
+        """The values in the config by name; None if there is no config."""
+        return None if self.config is None else values_of_config(self.config)
+
     def facts(self) -> dict[str, Any]:
         """Return the part of ``run.json`` that describes the configuration, as text."""
         return {
@@ -55,5 +61,5 @@ class TrainingJob:
             "train_function": getattr(self.function, "__qualname__", type(self.function).__qualname__),
             "scaling_config": describe(self.scaling),
             "run_config": describe(self.run_config),
-            "train_loop_config": describe(self.config),
+            "train_loop_config": describe(self.config_values),
         }

@@ -6,7 +6,7 @@ import inspect
 import os
 import resource
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
 
@@ -163,7 +163,7 @@ def _refuse_missing_runtime() -> None:
         )
 
 
-def refuse_objects_of_process(function: Callable[..., Any], config: Mapping[str, Any] | None) -> None:
+def refuse_objects_of_process(function: Callable[..., Any], config: Any) -> None:
     """Check that a train function and its config use no object that was created for the processes of this driver.
 
     Raises:
@@ -176,9 +176,7 @@ def refuse_objects_of_process(function: Callable[..., Any], config: Mapping[str,
                 raise _refusal(name, part)
 
 
-def pickle_function(
-    function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
-) -> bytes:
+def pickle_function(function: Callable[..., Any], config: Any, reduce: Callable[[Any], Any]) -> bytes:
     """Pickle the train function and its config; on failure, name the object that cannot be pickled."""
     try:
         return pack((function, config if config is not None else {}), _refusing_objects_of_process(reduce))

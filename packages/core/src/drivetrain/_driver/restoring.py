@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.redact import redact
@@ -14,6 +13,7 @@ from drivetrain._storage.remote import locate
 from drivetrain.errors import ConfigurationError, PluginError, StorageError
 
 if TYPE_CHECKING:
+    from drivetrain._driver.arguments import TrainFunction
     from drivetrain._driver.trainer import DataParallelTrainer
 
 __all__ = ["restore"]
@@ -21,7 +21,7 @@ __all__ = ["restore"]
 
 def restore(
     path: str | os.PathLike[str],
-    train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any] | None = None,
+    train_loop_per_worker: TrainFunction[Any] | None = None,
     *,
     storage_filesystem: Any | None = None,
     **arguments: Any,

@@ -11,13 +11,15 @@ from drivetrain._base.failure import without_internal_frames
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
 from drivetrain._driver.arguments import (
+    ConfigT,
     KeepsArguments,
+    TrainFunction,
     check_param_space,
     merge_arguments,
     name_of_function,
     resolve_backend,
 )
-from drivetrain._driver.functions import check_function
+from drivetrain._driver.functions import check_function, copy_config
 from drivetrain._driver.handle import RunHandle
 from drivetrain._driver.job import TrainingJob
 from drivetrain._driver.result import Result
@@ -49,7 +51,8 @@ class DataParallelTrainer(KeepsArguments):
 
     Args:
         train_loop_per_worker: the train function, which takes either no argument or the config.
-        train_loop_config: the config that is passed to the train function.
+        train_loop_config: the config that is passed to the train function: a dict (or a ``TypedDict``), or an object of
+            a dataclass. Type checkers report a config that the train function does not take.
         backend_config: the backend that sets up the framework around the train function: a ``BackendConfig``, a
             ``Backend``, or the name of an installed backend such as ``"torch"``; None for no framework.
         scaling_config: the number of workers and their resources.
@@ -86,9 +89,9 @@ class DataParallelTrainer(KeepsArguments):
 
     def __init__(
         self,
-        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        train_loop_per_worker: TrainFunction[ConfigT],
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
+        train_loop_config: ConfigT | None = None,
         backend_config: BackendConfig | Backend | str | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
@@ -98,7 +101,7 @@ class DataParallelTrainer(KeepsArguments):
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
         check_function(train_loop_per_worker)
-        _check_optional("train_loop_config", train_loop_config, Mapping)
+        config = copy_config(train_loop_config)
         _check_optional("scaling_config", scaling_config, ScalingConfig)
         _check_optional("run_config", run_config, RunConfig)
         _check_optional("datasets", datasets, Mapping)
@@ -111,7 +114,7 @@ class DataParallelTrainer(KeepsArguments):
             raise ConfigurationError(f"[DT-107] metadata: expected JSON values or bytes: {error}") from error
         self._job = TrainingJob(
             function=train_loop_per_worker,
-            config=None if train_loop_config is None else dict(train_loop_config),
+            config=config,
             backend=resolve_backend(BackendConfig() if backend_config is None else backend_config),
             scaling=scaling_config or ScalingConfig(),
             run_config=run_config or RunConfig(),
@@ -262,7 +265,7 @@ class DataParallelTrainer(KeepsArguments):
     def restore(
         cls,
         path: str | os.PathLike[str],
-        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any] | None = None,
+        train_loop_per_worker: TrainFunction[Any] | None = None,
         *,
         storage_filesystem: Any | None = None,
         **arguments: Any,
@@ -364,8 +367,7 @@ def trainable_of(
 
 def _check_optional(name: str, value: object, kind: type[Any]) -> None:
     if value is not None and not isinstance(value, kind):
-        remedy = ". Pass vars(...) of it" if hasattr(value, "__dict__") else ""
-        raise ConfigurationError(f"[DT-103] {name}: expected a {kind.__name__}, got {value!r}{remedy}")
+        raise ConfigurationError(f"[DT-103] {name}: expected a {kind.__name__}, got {value!r}")
 
 
 def _check_checkpoint_rules(rules: CheckpointConfig) -> None:

@@ -176,7 +176,7 @@ class Run:
         storage: an object to access the run directory, on local or remote storage.
         scaling_config: the trainer's ``scaling_config``.
         run_config: the trainer's ``run_config``.
-        train_loop_config: the trainer's ``train_loop_config``.
+        train_loop_config: the trainer's ``train_loop_config``; if it is a dataclass, a mapping of its fields.
         console: prints whole lines without disturbing the progress line.
         trial: identifies the run within a hyperparameter search; None outside a search.
     """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from drivetrain.errors import ConfigurationError
 
-__all__ = ["DatasetProvider", "DatasetShard", "Shard", "SplitRequest", "is_instance_of"]
+__all__ = ["DatasetProvider", "DatasetShard", "Shard", "SplitRequest", "WorkerShard", "is_instance_of"]
 
 
 class Shard(Protocol):
@@ -55,6 +55,98 @@ class DatasetShard(Shard, Protocol):
         ``report`` calls this method and stores the position in the checkpoint's metadata. The next attempt passes that
         position to :meth:`DatasetProvider.split() <drivetrain.plugin.DatasetProvider.split>`.
         """
+        ...
+
+
+class WorkerShard(DatasetShard, Protocol):
+    """The type of the return value of :func:`~drivetrain.get_dataset_shard`, for type checkers.
+
+    It has the methods of :class:`drivetrain_data.TableShard`, which describes them. A shard of another provider may
+    lack some of these methods and have others: ``ray.data.DataIterator`` has no ``state_dict``, but ``materialize``. To
+    use the class of such a provider, narrow the type::
+
+        shard = drivetrain.get_dataset_shard("train")
+        assert isinstance(shard, ray.data.DataIterator)
+    """
+
+    def iter_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        prefetch_batches: int = 1,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+        batch_format: Literal["default", "numpy", "pandas", "pyarrow"] | None = "default",
+    ) -> Iterable[Any]:
+        """Iterate over the rows in batches of arrays, or as data frames or tables."""
+        ...
+
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        prefetch_batches: int = 1,
+        dtypes: Any = None,
+        device: Any = "auto",
+        collate_fn: Callable[[dict[str, Any]], Any] | None = None,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> Iterable[Any]:
+        """Iterate over the rows in batches of PyTorch tensors."""
+        ...
+
+    def iter_tf_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        prefetch_batches: int = 1,
+        dtypes: Any = None,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> Iterable[Any]:
+        """Iterate over the rows in batches of TensorFlow tensors."""
+        ...
+
+    def to_tf(
+        self,
+        feature_columns: str | Sequence[str],
+        label_columns: str | Sequence[str],
+        *,
+        batch_size: int = 256,
+        prefetch_batches: int = 1,
+        dtypes: Any = None,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> Any:
+        """Return the rows as a ``tf.data.Dataset`` of (features, labels) pairs."""
+        ...
+
+    def iter_rows(self) -> Iterable[dict[str, Any]]:
+        """Iterate over the rows as dicts of Python values."""
+        ...
+
+    def iter_tables(self) -> Iterable[Any]:
+        """Iterate over the rows as pyarrow tables, as they are read."""
+        ...
+
+    def to_table(self) -> Any:
+        """Return all rows as a pyarrow table."""
+        ...
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a pandas data frame."""
+        ...
+
+    def schema(self) -> Any:
+        """Return the columns with their types."""
+        ...
+
+    def count(self) -> int:
+        """Return the number of rows in this shard."""
         ...
 
 

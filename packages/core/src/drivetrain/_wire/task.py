@@ -14,7 +14,7 @@ from drivetrain.config import SyncConfig
 
 __all__ = ["PackedFunction", "SessionOptions", "TrainTask"]
 
-PackedFunction = bytes | tuple[Callable[..., Any], Mapping[str, Any]]
+PackedFunction = bytes | tuple[Callable[..., Any], Any]
 """A train function and its config. In the driver's process, nothing is pickled."""
 
 

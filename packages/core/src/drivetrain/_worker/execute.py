@@ -194,7 +194,7 @@ def _loaded(packed: PackedFunction) -> tuple[Callable[..., Any], Any]:
     try:
         return function, copy.deepcopy(config)  # as for workers, changes do not affect the driver or the next attempt
     except Exception:  # objects such as locks cannot be copied, and need not be copied in the driver's process
-        return function, dict(config)
+        return function, copy.copy(config)
 
 
 def report_outcome(

@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from drivetrain._base.closest import closest
 from drivetrain._hooks.context import TrainContext
-from drivetrain._hooks.dataset import DatasetShard
+from drivetrain._hooks.dataset import DatasetShard, WorkerShard
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
 from drivetrain._storage.duplicates import describe_ranks
 from drivetrain._storage.filesystem import StoredFile
@@ -401,6 +401,36 @@ def activate(session: Session) -> Iterator[None]:
         _active = None
 
 
+@overload
+def report(
+    metrics: Mapping[str, Any] | None,
+    checkpoint: Checkpoint | None = None,
+    *,
+    reduce: Mapping[str, Reduction] | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode | Literal["sync", "async", "none"] = CheckpointUploadMode.SYNC,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    delete_local_checkpoint_after_upload: bool = False,
+    checkpoint_ranks: Iterable[int] | Literal["all"] | None = None,
+    wait: bool | float = False,
+) -> None: ...
+
+
+@overload
+def report(
+    *,
+    checkpoint: Checkpoint | None = None,
+    reduce: Mapping[str, Reduction] | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode | Literal["sync", "async", "none"] = CheckpointUploadMode.SYNC,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    delete_local_checkpoint_after_upload: bool = False,
+    checkpoint_ranks: Iterable[int] | Literal["all"] | None = None,
+    wait: bool | float = False,
+    **metrics_by_name: MetricValue,
+) -> None: ...
+
+
 def report(
     metrics: Mapping[str, Any] | None = None,
     checkpoint: Checkpoint | None = None,
@@ -631,7 +661,7 @@ def get_context() -> TrainContext:
     return active_session("get_context").context
 
 
-def get_dataset_shard(dataset_name: str | None = None) -> Any:
+def get_dataset_shard(dataset_name: str | None = None) -> WorkerShard:
     """Return this worker's shard of a dataset that was passed to the trainer as ``datasets={"train": ...}``.
 
     Args:
@@ -640,12 +670,14 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     Returns:
         The shard that the dataset's provider created: a :class:`drivetrain_data.TableShard` for files, tables, data
         frames and Hugging Face datasets, and a ``ray.data.DataIterator`` for Ray datasets. Both have ``iter_batches``
-        and ``iter_torch_batches``.
+        and ``iter_torch_batches``. Type checkers see :class:`drivetrain.plugin.datasets.WorkerShard`, which says how to
+        use the class of another provider.
 
     Raises:
         SessionError: the call is outside a train function, or there is no dataset with that name.
     """
-    return active_session("get_dataset_shard").dataset_shard(dataset_name)
+    shard: WorkerShard = active_session("get_dataset_shard").dataset_shard(dataset_name)
+    return shard
 
 
 def heartbeat() -> None:

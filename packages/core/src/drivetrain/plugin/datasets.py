@@ -1,7 +1,7 @@
 """Names for providers of datasets, and for trainers that own the training loop."""
 
 from drivetrain._base.lazy import publish
-from drivetrain._hooks.dataset import DatasetShard, SplitRequest
+from drivetrain._hooks.dataset import DatasetShard, SplitRequest, WorkerShard
 from drivetrain._plugins.datasets import OpenedDataset, required_runtime
 from drivetrain._worker.observer import note_batch
 
@@ -9,6 +9,7 @@ __all__ = [
     "DatasetShard",
     "OpenedDataset",
     "SplitRequest",
+    "WorkerShard",
     "note_batch",
     "required_runtime",
 ]

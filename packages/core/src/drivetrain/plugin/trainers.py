@@ -3,7 +3,10 @@
 from drivetrain._base.lazy import publish
 from drivetrain._base.pickling import dumps
 from drivetrain._driver.arguments import (
+    CommonArguments,
+    ConfigT,
     TrainerArguments,
+    TrainFunction,
     check_param_space,
     checked_config,
     merge_arguments,
@@ -12,6 +15,9 @@ from drivetrain._driver.arguments import (
 from drivetrain._driver.trainer import trainable_of
 
 __all__ = [
+    "CommonArguments",
+    "ConfigT",
+    "TrainFunction",
     "TrainerArguments",
     "check_param_space",
     "checked_config",
