@@ -64,7 +64,7 @@ def _median_of_third_step(side: str) -> float:
 def _rows() -> Iterator[Sequence[str]]:
     for benchmark, found in _read().items():
         for name, result in found["results"].items():
-            quantity, _, goal = name.partition(": ")
+            quantity, _, goal = name.rpartition(": ")
             numbers = [_short(result[key]) for key in ("median", "min", "max")]
             met = "yes" if result["met"] else "**no**"
             yield (
