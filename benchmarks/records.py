@@ -18,6 +18,15 @@ __all__ = ["TABLES", "previous", "record", "start_table", "table", "with_table",
 RECORDS = Path(__file__).with_name("records.json")
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- begin of the table -->\n", "<!-- end of the table -->\n"
+_SECTIONS = {
+    "Start and memory": ("start_script", "start_local", "start_ray", "warm_trainer", "memory", "end", "recovery"),
+    "Training speed": (
+        *("steps", "lightning", "transformers_steps", "accelerate_steps", "tensorflow_steps"),
+        *("horovod_steps", "gbdt", "hang_cost"),
+    ),
+    "Data": ("ingest", "loader"),
+    "Reports and checkpoints": ("report", "loggers", "commit", "checkpoint_local", "checkpoint_async", "s3"),
+}
 _HEAD = "| benchmark | quantity | median | range | runs | goal | met |\n|---|---|---|---|---|---|---|\n"
 
 
@@ -35,8 +44,11 @@ def record(benchmark: str, machine: Mapping[str, Any], results: Mapping[str, Any
 
 
 def table() -> str:
-    """Return the recorded results as a table of Markdown."""
-    return _HEAD + "".join(f"| {' | '.join(row)} |\n" for row in _rows())
+    """Return the recorded results as sections of Markdown, with a table each."""
+    named = {name for names in _SECTIONS.values() for name in names}
+    sections = {**_SECTIONS, "Others": [name for name in _read() if name not in named]}
+    tables = {title: "".join(f"| {' | '.join(row)} |\n" for row in _rows(names)) for title, names in sections.items()}
+    return "\n".join(f"## {title}\n\n{_HEAD}{rows}" for title, rows in tables.items() if rows)
 
 
 def start_table(docs: str = "") -> str:
@@ -61,9 +73,10 @@ def _median_of_third_step(side: str) -> float:
     return next(float(found["median"]) for key, found in previous("start_script").items() if key.startswith(name))
 
 
-def _rows() -> Iterator[Sequence[str]]:
-    for benchmark, found in _read().items():
-        for name, result in found["results"].items():
+def _rows(benchmarks: Sequence[str]) -> Iterator[Sequence[str]]:
+    records = _read()
+    for benchmark in benchmarks:
+        for name, result in records.get(benchmark, {"results": {}})["results"].items():
             quantity, _, goal = name.rpartition(": ")
             numbers = [_short(result[key]) for key in ("median", "min", "max")]
             met = "yes" if result["met"] else "**no**"

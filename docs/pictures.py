@@ -35,6 +35,7 @@ CELL_WIDTH, LINE_HEIGHT, PADDING, TITLE_HEIGHT = 8.0, 18, 14, 32
 FRAME_S = 0.12
 LAST_FRAME_S = 5.0
 MARK_S = 2.5
+BEFORE_MARK_S = 3.0
 DEADLINE_S = 120
 KILLED_AFTER_REPORTS = 7
 PAGE_WIDTH, PAGE_HEIGHT = 1100, 1010
@@ -149,14 +150,15 @@ def draw(recording: Recording, *, title: str) -> str:
         if line
     )
     when, remark = recording.mark
+    begin = -max(0.0, when - BEFORE_MARK_S)  # the first thing that a reader sees
     shown = (when / total, min(1.0, (when + MARK_S) / total))
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">
 <title>{escape(title)}</title>
 <style>
 text{{font:13.3px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre}}
-.f{{transform:translateX({last}px);animation:f {total:.2f}s step-end infinite}}
-.m{{opacity:0;animation:m {total:.2f}s step-end infinite}}
+.f{{transform:translateX({last}px);animation:f {total:.2f}s step-end {begin:.2f}s infinite}}
+.m{{opacity:0;animation:m {total:.2f}s step-end {begin:.2f}s infinite}}
 @keyframes f{{{steps}100%{{transform:translateX({last}px)}}}}
 @keyframes m{{0%{{opacity:0}}{shown[0]:.3%}{{opacity:1}}{shown[1]:.3%}{{opacity:0}}}}
 @media (prefers-reduced-motion:reduce){{.f,.m{{animation:none}}}}
