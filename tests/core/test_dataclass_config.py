@@ -63,7 +63,9 @@ def test_run_directory_and_callbacks_have_the_fields_by_name(tmp_path: Path) -> 
     callback = KeepsConfig()
     make_trainer(tmp_path, 0, callback).fit()
     assert callback.seen == {"lr": 0.5, "epochs": 2, "api_key": "hunter2"}
-    assert open_run(tmp_path / "run").facts["train_loop_config"] == "{'lr': 0.5, 'epochs': 2, 'api_key': '***'}"
+    assert (
+        open_run(tmp_path / "run").record().facts["train_loop_config"] == "{'lr': 0.5, 'epochs': 2, 'api_key': '***'}"
+    )
 
 
 def test_restored_trainer_has_the_object_and_another_one_can_be_passed(tmp_path: Path) -> None:

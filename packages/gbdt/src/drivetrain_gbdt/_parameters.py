@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["ALIASES", "NETWORK", "find", "pop", "pop_network", "pop_rounds"]
 
@@ -60,7 +60,13 @@ NETWORK = tuple(_DEFAULTS)
 
 _ALONE = ("num_machines", "tree_learner")  # their defaults select one machine
 
-_PARALLEL = {f"{kind}{suffix}": kind for kind in ("data", "voting") for suffix in ("", "_parallel")}
+_Learner = Literal["data", "voting"]
+_PARALLEL: Mapping[str, _Learner] = {
+    "data": "data",
+    "data_parallel": "data",
+    "voting": "voting",
+    "voting_parallel": "voting",
+}
 
 
 def find(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -86,7 +92,7 @@ def pop_rounds(params: MutableMapping[str, Any], rounds: int) -> int:
     return int(pop(params, "num_iterations", rounds))
 
 
-def pop_network(params: MutableMapping[str, Any], several: bool, configured: str | None) -> str | None:
+def pop_network(params: MutableMapping[str, Any], several: bool, configured: str | None) -> _Learner | None:
     """Remove the parameters of the network, and warn about those that do not describe this network.
 
     With them, a worker would train alone: the parameters of a saved model, for example, contain ``num_machines`` 1.

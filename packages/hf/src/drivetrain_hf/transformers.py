@@ -189,7 +189,7 @@ class _TrainFunction:
         names = dict.fromkeys((*(name for name in self.split if name not in sampled), *split))
         return replace(self, sampled={**kept, **sampled}, split=tuple(names))
 
-    def __call__(self, config: dict[str, Any]) -> None:
+    def __call__(self, config: Mapping[str, Any]) -> None:
         require("transformers")
         from drivetrain_hf._batches import ShardRows
         from drivetrain_hf._callback import RayTrainReportCallback

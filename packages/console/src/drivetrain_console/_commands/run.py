@@ -133,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     if isinstance(function, Script) and not any(getattr(arguments, name) for name in _ABOUT_WORKERS):
         return _run_as_driver(arguments)
-    kind: type[DataParallelTrainer] = DataParallelTrainer
+    kind: Callable[..., DataParallelTrainer] = DataParallelTrainer
     backend: dict[str, Any] = {"backend_config": arguments.backend}
     if isinstance(function, Script) and arguments.backend is None:
         backend = {"backend_config": ScriptBackend(arguments.max_failures)}

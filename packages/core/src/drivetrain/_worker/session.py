@@ -432,7 +432,7 @@ def report(
 
 
 def report(
-    metrics: Mapping[str, Any] | None = None,
+    metrics: Any = None,
     checkpoint: Checkpoint | None = None,
     *,
     reduce: Mapping[str, Reduction] | None = None,
