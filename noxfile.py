@@ -511,6 +511,8 @@ def release(session: nox.Session) -> None:
 @nox.session(python=["3.10", "3.11", "3.12", "3.13"])
 def released(session: nox.Session) -> None:
     """Install each extra from the files in dist/ into a fresh environment and use it (`-- torch jax`: only these)."""
+    if unknown := set(session.posargs) - set(ISOLATED):
+        session.error(f"expected names among {', '.join(ISOLATED)}, got {', '.join(sorted(unknown))}")
     for name in session.posargs or ISOLATED:
         folder = Path(session.create_tmp()) / name
         shutil.rmtree(folder, ignore_errors=True)
