@@ -518,6 +518,7 @@ def released(session: nox.Session) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         session.run("python", "-m", "venv", str(folder))
         python = str(folder / "bin" / "python")
+        session.run(python, "-m", "pip", "install", "-q", "--upgrade", "pip", external=True)  # for these constraints
         wheels = ("--find-links", str(DIST))
         constraints = write_constraints(folder / "constraints.txt")
         session.run(python, "-m", "pip", "install", "-q", *wheels, "-c", constraints, ISOLATED[name], external=True)
