@@ -198,7 +198,7 @@ class TrainerConformance:
 
     def test_argument_of_a_wrong_type_is_refused(self, tmp_path: Path) -> None:
         parameters = inspect.signature(self.trainer.__init__).parameters.values()
-        configurations = {each.name for each in parameters if "Config" in str(each.annotation)}
+        configurations = {each.name for each in parameters if re.search(r"Config\b", str(each.annotation))}
         for name in sorted({"scaling_config", "run_config", *configurations}):
             message = self._refusal(tmp_path, **{name: 3.5})
             assert name in message, f"{name}=3.5: expected an error that names the argument, got: {message}"
