@@ -600,7 +600,7 @@ def fuzz(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure drivetrain and its peers (`-- --help` lists the benchmarks)."""
-    frameworks = (*LIGHTNING, "transformers", "accelerate", XGBOOST, "lightgbm", TENSORFLOW, "pyarrow", "optuna")
+    frameworks = (*LIGHTNING, "transformers", "accelerate", XGBOOST, "lightgbm", TENSORFLOW, *JAX, "pyarrow", "optuna")
     session.install(*EDITABLE, *PLUGINS, *frameworks, *TENSORBOARD, "ray[data,train]", "psutil", *CONSTRAINTS)
     session.install(*WITHOUT_DEPENDENCIES)
     if not session.posargs or "horovod_steps" in session.posargs:

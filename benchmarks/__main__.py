@@ -25,7 +25,8 @@ NAMES = (
     ),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
     *("recovery", "lost_node", "noticed", "hang_cost"),
-    *("transformers_steps", "accelerate_steps", "horovod_steps", "tensorflow_steps", "gbdt", "ingest", "loader"),
+    *("transformers_steps", "accelerate_steps", "horovod_steps", "tensorflow_steps", "jax_steps"),
+    *("gbdt", "ingest", "loader"),
     *("tune", "page"),
 )
 

@@ -22,7 +22,7 @@ _SECTIONS = {
     "Start and memory": ("start_script", "start_local", "start_ray", "warm_trainer", "memory", "end", "recovery"),
     "Training speed": (
         *("steps", "lightning", "transformers_steps", "accelerate_steps", "tensorflow_steps"),
-        *("horovod_steps", "gbdt", "hang_cost"),
+        *("jax_steps", "horovod_steps", "gbdt", "hang_cost"),
     ),
     "Data": ("ingest", "loader"),
     "Reports and checkpoints": ("report", "loggers", "commit", "checkpoint_local", "checkpoint_async", "s3"),

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 
 import drivetrain
 import drivetrain_console
@@ -111,11 +112,11 @@ def _load_names_for_annotations() -> None:
 
 
 def _clean_signature(app, what, name, obj, options, signature, returns):
-    """Replace default factories by text that Sphinx can parse, and omit the arguments of protocols."""
+    """Replace default factories by text that Sphinx can parse, and omit arguments of protocols and private ones."""
     if signature == "(*args, **kwargs)" and getattr(obj, "_is_protocol", False):
         return "", returns
     if signature and "<factory>" in signature:
-        return signature.replace("<factory>", "..."), returns
+        return re.sub(r", _\w+: [^=]* = \.\.\.(?=[,)])", "", signature.replace("<factory>", "...")), returns
     return None
 
 
