@@ -27,6 +27,7 @@ _SECTIONS = {
     "Data": ("ingest", "loader"),
     "Reports and checkpoints": ("report", "loggers", "commit", "checkpoint_local", "checkpoint_async", "s3"),
 }
+_NAMED = ("torch", "lightning", "ray")
 _HEAD = "| benchmark | quantity | median | range | runs | goal | met |\n|---|---|---|---|---|---|---|\n"
 
 
@@ -48,7 +49,13 @@ def table() -> str:
     named = {name for names in _SECTIONS.values() for name in names}
     sections = {**_SECTIONS, "Others": [name for name in _read() if name not in named]}
     tables = {title: "".join(f"| {' | '.join(row)} |\n" for row in _rows(names)) for title, names in sections.items()}
-    return "\n".join(f"## {title}\n\n{_HEAD}{rows}" for title, rows in tables.items() if rows)
+    machine = _read()["start_script"]["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if name in _NAMED)
+    where = (
+        f"Measured on {machine['cores']} cores of a machine without a GPU ({machine['cpu']}, "
+        f"{machine['memory_gb']:.0f} GB), with Python {machine['python']}, {versions}.\n\n"
+    )
+    return where + "\n".join(f"## {title}\n\n{_HEAD}{rows}" for title, rows in tables.items() if rows)
 
 
 def start_table(docs: str = "") -> str:
@@ -64,7 +71,7 @@ def start_table(docs: str = "") -> str:
             "drivetrain run, warm"
         ),
     }
-    rows = "".join(f"| {shown} | {_short(_median_of_third_step(side))} |\n" for shown, side in sides.items())
+    rows = "".join(f"| {shown} | {_median_of_third_step(side):.2g} |\n" for shown, side in sides.items())
     return f"| command | time |\n|---|---|\n| `torchrun script.py` | 1 |\n{rows}"
 
 
@@ -79,11 +86,12 @@ def _rows(benchmarks: Sequence[str]) -> Iterator[Sequence[str]]:
         for name, result in records.get(benchmark, {"results": {}})["results"].items():
             quantity, _, goal = name.rpartition(": ")
             numbers = [_short(result[key]) for key in ("median", "min", "max")]
+            unit = "" if " x " in goal or goal[-1].isdigit() else goal.rpartition(" ")[2]
             met = "yes" if result["met"] else "**no**"
             yield (
                 f"`{benchmark}`",
                 quantity,
-                numbers[0],
+                f"{numbers[0]} {unit}".strip(),
                 f"{numbers[1]} to {numbers[2]}",
                 str(result["runs"]),
                 goal,

@@ -22,6 +22,10 @@ def train_func(config: dict[str, float]) -> None:
         state.save({"epoch": epoch, "loss": loss}, reduce={"loss": "mean"})
 
 
-workers = drivetrain.ScalingConfig(num_workers=2)
-result = TorchTrainer(train_func, train_loop_config={"lr": 0.01}, scaling_config=workers).fit()
-print(result.metrics["loss"])
+trainer = TorchTrainer(
+    train_func,
+    train_loop_config={"lr": 0.01},
+    scaling_config=drivetrain.ScalingConfig(num_workers=2),
+    run_config=drivetrain.RunConfig(failure_config=drivetrain.FailureConfig(max_failures=3)),
+)
+print(trainer.fit().metrics["loss"])

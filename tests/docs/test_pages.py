@@ -272,7 +272,7 @@ def shell_commands() -> Iterator[tuple[str, list[str]]]:
 def test_command_and_its_arguments_exist(place: str, words: list[str]) -> None:
     program = Path(words[0]).name
     if words[0].startswith(".venv/bin/"):
-        assert program in ("nox", "pip"), f"{place}: the page's own environment has no {program}"
+        assert program in ("nox", "pip", "python"), f"{place}: the page's own environment has no {program}"
     else:
         scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         assert shutil.which(program, path=scripts), f"{place}: there is no command {program}"

@@ -1,6 +1,6 @@
 import lightning
 import torch
-from drivetrain import ScalingConfig
+from drivetrain import FailureConfig, RunConfig, ScalingConfig
 from drivetrain_lightning import RayDDPStrategy, RayLightningEnvironment
 from drivetrain_lightning import RayTrainReportCallback, prepare_trainer
 from drivetrain_torch import TorchTrainer
@@ -38,5 +38,6 @@ def train():
 
 
 workers = ScalingConfig(num_workers=8, use_gpu=True)
-result = TorchTrainer(train, scaling_config=workers).fit()
+retries = RunConfig(failure_config=FailureConfig(max_failures=3))
+result = TorchTrainer(train, scaling_config=workers, run_config=retries).fit()
 print(result.metrics, result.checkpoint)

@@ -1,5 +1,5 @@
 import torch
-from drivetrain import ScalingConfig
+from drivetrain import FailureConfig, RunConfig, ScalingConfig
 from drivetrain_torch import TorchTrainer, TrainState, prepare_data_loader, prepare_model
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
@@ -24,5 +24,6 @@ def train():
 
 
 workers = ScalingConfig(num_workers=8, use_gpu=True)
-result = TorchTrainer(train, scaling_config=workers).fit()
+retries = RunConfig(failure_config=FailureConfig(max_failures=3))
+result = TorchTrainer(train, scaling_config=workers, run_config=retries).fit()
 print(result.metrics, result.checkpoint)

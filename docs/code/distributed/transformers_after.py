@@ -1,4 +1,4 @@
-from drivetrain import ScalingConfig
+from drivetrain import FailureConfig, RunConfig, ScalingConfig
 from drivetrain_hf.transformers import RayTrainReportCallback, prepare_trainer
 from drivetrain_torch import TorchTrainer
 from sklearn.datasets import load_digits
@@ -31,5 +31,6 @@ def train():
 
 
 workers = ScalingConfig(num_workers=8, use_gpu=True)
-result = TorchTrainer(train, scaling_config=workers).fit()
+retries = RunConfig(failure_config=FailureConfig(max_failures=3))
+result = TorchTrainer(train, scaling_config=workers, run_config=retries).fit()
 print(result.metrics, result.checkpoint)
