@@ -20,6 +20,7 @@ from drivetrain import (
     TrainingFailedError,
     WorkerDiedError,
 )
+from drivetrain._storage.filesystem import StoredFile
 from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported, Returned
 from drivetrain.plugin import Runtime, WorkerInfo
@@ -65,7 +66,7 @@ class ScriptedRuntime(Runtime):
     name = "scripted"
 
     def __init__(self, world_size: int, *attempts: Sequence[Sequence[Event]], nodes: Sequence[str] = ()) -> None:
-        self._world_size = world_size
+        self.world_size = world_size
         self._nodes = nodes
         self._attempts = deque(attempts)
         self.avoided: list[set[str]] = []
@@ -74,12 +75,12 @@ class ScriptedRuntime(Runtime):
         pass
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        return self._world_size
+        return self.world_size
 
     @contextlib.contextmanager
     def launch(self, spec: Any) -> Iterator[ScriptedGroup]:
         self.avoided.append(set(spec.avoided))
-        yield ScriptedGroup(self._world_size, self._attempts.popleft(), self._nodes)
+        yield ScriptedGroup(self.world_size, self._attempts.popleft(), self._nodes)
 
 
 def report(rank: int, number: int, *, reduce: dict[str, str] | None = None, **metrics: float) -> Reported:
@@ -89,7 +90,7 @@ def report(rank: int, number: int, *, reduce: dict[str, str] | None = None, **me
 def fit(tmp_path: Path, runtime: ScriptedRuntime, **run_config: Any) -> Result:
     return DataParallelTrainer(
         lambda: None,
-        scaling_config=ScalingConfig(num_workers=2, runtime=runtime),
+        scaling_config=ScalingConfig(num_workers=runtime.world_size, runtime=runtime),
         run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, **run_config),
     ).fit()
 
@@ -174,6 +175,24 @@ def test_report_waiting_to_be_combined_is_kept_when_the_other_rank_dies(tmp_path
 
     metrics = Result.from_path(tmp_path / "run").metrics
     assert metrics["loss"] == 1.0
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)])
+def test_metrics_of_a_checkpoint_are_combined_once_in_whichever_order_the_ranks_report(
+    tmp_path: Path, order: Sequence[int]
+) -> None:
+    def save(rank: int) -> Reported:
+        event = report(rank, 1, reduce={"correct": "sum", "loss": "mean"}, correct=10 + rank, loss=float(rank))
+        files: dict[str, StoredFile] = {}
+        return event._replace(files=files, directory="checkpoint_000001", checkpoint_ranks=(0,)) if not rank else event
+
+    script = [[save(rank) for rank in order], [Returned(rank, None) for rank in range(3)]]
+    collector = Collector()
+    result = fit(tmp_path, ScriptedRuntime(3, script), callbacks=[collector])
+
+    ((_, metrics),) = result.best_checkpoints
+    assert (metrics["correct"], metrics["loss"]) == (33, 1.0)
+    assert [(each["correct"], each["loss"]) for each in collector.metrics_of(0)] == [(33, 1.0)]
 
 
 def test_custom_policy_decides_about_the_next_attempt(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ class Attempt:
             case Reported():
                 self._delivery.note(event)
                 self._commits.add(event)
-                self._delivery.deliver(event)
+                self._commits.note_combined(self._delivery.deliver(event))
                 return self._commit()
             case FilesAnnounced():
                 self._commits.announce(event)
@@ -217,7 +217,7 @@ class Attempt:
             return False
         self._ranks[event.rank].return_value = event.value
         self._commits.finish(event.rank)
-        self._delivery.finish(event.rank)
+        self._commits.note_combined(self._delivery.finish(event.rank))
         committed = self._commit()
         self._termination.on_return(event)
         return committed

@@ -96,6 +96,11 @@ class Commits:
         elif (pending := self._pending.get(event.number)) is not None and len(pending.directories) == 1:
             self._young.append(pending)
 
+    def note_combined(self, combined: Mapping[int, Mapping[str, float]]) -> None:
+        """Record the values that were combined over the ranks, by report number."""
+        for number, values in combined.items():
+            self._pending.note_combined(number, values)
+
     def upload(self, event: Uploaded) -> None:
         """Record the end of a background upload."""
         self._pending.upload(event)
@@ -194,7 +199,8 @@ class Commits:
         if files is None:
             return False
         metrics = dict(pending.metrics[min(pending.metrics)])
-        metrics.update(combine(pending.metrics, pending.reduce))
+        # Reports that arrived before the first one with files are not in `pending`, so it cannot combine all values.
+        metrics.update(combine(pending.metrics, pending.reduce) if pending.combined is None else pending.combined)
         contributors, world_size = sorted(pending.directories), len(self._ranks)
         entry = self._services.checkpoints.commit(
             number=pending.number,

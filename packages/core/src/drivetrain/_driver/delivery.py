@@ -58,18 +58,22 @@ class Delivery:
         rank.number, rank.iteration = event.number, event.iteration
         self.last_number = max(self.last_number, event.number)
 
-    def deliver(self, event: Reported) -> None:
-        """Pass a report to the callbacks, now or as soon as its values are combined."""
+    def deliver(self, event: Reported) -> dict[int, dict[str, float]]:
+        """Pass a report to the callbacks, now or as soon as its values are combined.
+
+        Returns:
+            The values that are combined now, by report number.
+        """
         matched = self._matcher.add(event)
         if event.rank == 0 and not event.quiet and (event.reduce or self._waiting):
             self._waiting.append(event)
         elif not event.quiet:
             self._deliver(event)
-        self._combine(matched)
+        return self._combine(matched)
 
-    def finish(self, rank: int) -> None:
-        """Record that a rank will not report again."""
-        self._combine(self._matcher.finish(rank))
+    def finish(self, rank: int) -> dict[int, dict[str, float]]:
+        """Record that a rank will not report again. Return the values that are combined now, by report number."""
+        return self._combine(self._matcher.finish(rank))
 
     def restart(self, last_report: ReportNumber) -> None:
         """Discard the reports that will not be completed because ranks were lost.
@@ -125,12 +129,14 @@ class Delivery:
         except Exception as error:  # raised by a user's function, or by comparing a metric that is not a number
             raise CallbackError(f"[DT-605] RunConfig(stop=...) raised {one_line(error)}") from error
 
-    def _combine(self, matched: list[MatchedReport]) -> None:
+    def _combine(self, matched: list[MatchedReport]) -> dict[int, dict[str, float]]:
         """Combine the values of matched reports, and deliver the reports that waited for them."""
-        for reports in matched:
-            self._combined[reports.number] = combine(reports.metrics, reports.reduce)
+        combined = {reports.number: combine(reports.metrics, reports.reduce) for reports in matched}
+        for number, values in combined.items():
+            self._combined[number] = values
             while self._waiting and (not self._waiting[0].reduce or self._waiting[0].number in self._combined):
                 self._deliver_waiting()
+        return combined
 
     def _deliver_waiting(self) -> None:
         event = self._waiting.popleft()

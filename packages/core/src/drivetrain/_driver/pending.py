@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ class PendingCheckpoint:
         files: for each rank whose files are stored, these files by relative path.
         directories: for each rank that contributes, the name of the checkpoint's directory.
         reduce: the requested reductions, by metric.
+        combined: the values that these reductions return, once all ranks have made the report; None before.
         declaration: the value of ``checkpoint_ranks`` in the last report that has one.
         declared: the ranks that take part, if the reports say so; else empty.
         storing: the ranks that are storing files.
@@ -70,6 +71,7 @@ class PendingCheckpoint:
     files: dict[int, dict[str, StoredFile]] = field(default_factory=dict)
     directories: dict[int, str] = field(default_factory=dict)
     reduce: dict[str, str] = field(default_factory=dict)
+    combined: Mapping[str, float] | None = None
     declaration: CheckpointRanks = None
     declared: set[int] = field(default_factory=set)
     storing: set[int] = field(default_factory=set)
@@ -291,6 +293,12 @@ class PendingCheckpoints:
             if not pending.declared:
                 self._roles.note_pass(rank, pending.number)
         self._changed.add(pending.number)
+
+    def note_combined(self, number: int, values: Mapping[str, float]) -> None:
+        """Record the values that were combined over the ranks that have made the report."""
+        for checkpoints in (self._waiting, self._released):
+            if (pending := checkpoints.get(number)) is not None:
+                pending.combined = values
 
     def upload(self, event: Uploaded) -> None:
         """Record the end of a background upload."""
