@@ -57,6 +57,8 @@ LOWEST_LIGHTNING = "lightning==2.5.0"  # the lower bound of packages/lightning
 TRANSFORMERS = "transformers==5.23.0"
 ACCELERATE = "accelerate==1.15.0"
 DEEPSPEED = "deepspeed==0.19.8"
+PEFT = "peft==0.21.2"  # docs/examples/lora.md
+DIFFUSERS = "diffusers==0.42.1"  # docs/examples/diffusion.md
 # The oldest versions that pass tests/hf with that PyTorch; also the lower bounds in packages/hf.
 LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
 MYPY = "mypy==2.4.1"
@@ -364,7 +366,7 @@ def dev(session: nox.Session) -> None:
     session.install(
         *BUILD,
         *TEST_DEPENDENCIES,
-        *(TORCH, *LIGHTNING, LIGHTNING_CLI, TRANSFORMERS, ACCELERATE, DEEPSPEED),
+        *(TORCH, *LIGHTNING, LIGHTNING_CLI, TRANSFORMERS, ACCELERATE, DEEPSPEED, PEFT, DIFFUSERS),
         *(MYPY, RUFF, "sphinx", "furo", "myst-parser"),
         env=WITHOUT_OPS,
     )
