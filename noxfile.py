@@ -357,6 +357,7 @@ def dev(session: nox.Session) -> None:
         *BUILD,
         *TEST_DEPENDENCIES,
         *("torch", *LIGHTNING, "jsonargparse[signatures]", "transformers", "accelerate", "deepspeed"),
+        *("peft", "diffusers"),  # docs/examples
         *("mypy", "basedpyright", "ruff", *SPHINX),
         *CONSTRAINTS,
         env=WITHOUT_OPS,

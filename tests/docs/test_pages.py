@@ -25,6 +25,12 @@ _LIGHTNING = "import lightning"
 _FABRIC = "from lightning.fabric"
 # Lightning warns about its own use of torch, and about data loaders without workers.
 _LIGHTNINGS_WARNINGS = "error,ignore::FutureWarning,ignore::UserWarning"
+_PEFT = "from peft"
+# PEFT reads an attribute of models that Transformers 5.23 deprecates.
+_PEFTS_WARNINGS = "error,ignore:`is_gradient_checkpointing`:FutureWarning"
+_DIFFUSERS = "from diffusers"
+# Convolutions of Diffusers get gradients in another layout of memory.
+_DIFFUSERS_WARNINGS = "error,ignore:Grad strides do not match:UserWarning"
 _MLFLOW = "import mlflow"
 _MLFLOWS_WARNINGS = "error,ignore::DeprecationWarning"  # about its use of SQLAlchemy
 # DeepSpeed and Lightning import these in every worker if they are installed, which takes seconds.
@@ -94,7 +100,13 @@ def find_output(expected: str, printed: str) -> bool:
 def warnings_of_others(page: Page) -> dict[str, str]:
     """Return the variables that permit warnings of the packages a page imports."""
     script = as_script(page)
-    known = {_LIGHTNING: _LIGHTNINGS_WARNINGS, _FABRIC: _LIGHTNINGS_WARNINGS, _MLFLOW: _MLFLOWS_WARNINGS}
+    known = {
+        _LIGHTNING: _LIGHTNINGS_WARNINGS,
+        _FABRIC: _LIGHTNINGS_WARNINGS,
+        _PEFT: _PEFTS_WARNINGS,
+        _DIFFUSERS: _DIFFUSERS_WARNINGS,
+        _MLFLOW: _MLFLOWS_WARNINGS,
+    }
     warnings = [filters for line, filters in known.items() if line in script]
     return {"PYTHONWARNINGS": warnings[0]} if warnings else {}
 
