@@ -199,8 +199,7 @@ class Commits:
         if files is None:
             return False
         metrics = dict(pending.metrics[min(pending.metrics)])
-        # Reports that arrived before the first one with files are not in `pending`, so it cannot combine all values.
-        metrics.update(combine(pending.metrics, pending.reduce) if pending.combined is None else pending.combined)
+        metrics.update(combine(pending.metrics, pending.reduce))  # if a rank ends before it makes the report
         contributors, world_size = sorted(pending.directories), len(self._ranks)
         entry = self._services.checkpoints.commit(
             number=pending.number,

@@ -55,8 +55,7 @@ class PendingCheckpoint:
         metrics: the metrics of each rank that has made the report.
         files: for each rank whose files are stored, these files by relative path.
         directories: for each rank that contributes, the name of the checkpoint's directory.
-        reduce: the requested reductions, by metric.
-        combined: the values that these reductions return, once all ranks have made the report; None before.
+        reduce: the requested reductions, by metric; empty once ``metrics`` has the combined values.
         declaration: the value of ``checkpoint_ranks`` in the last report that has one.
         declared: the ranks that take part, if the reports say so; else empty.
         storing: the ranks that are storing files.
@@ -71,7 +70,6 @@ class PendingCheckpoint:
     files: dict[int, dict[str, StoredFile]] = field(default_factory=dict)
     directories: dict[int, str] = field(default_factory=dict)
     reduce: dict[str, str] = field(default_factory=dict)
-    combined: Mapping[str, float] | None = None
     declaration: CheckpointRanks = None
     declared: set[int] = field(default_factory=set)
     storing: set[int] = field(default_factory=set)
@@ -295,10 +293,11 @@ class PendingCheckpoints:
         self._changed.add(pending.number)
 
     def note_combined(self, number: int, values: Mapping[str, float]) -> None:
-        """Record the values that were combined over the ranks that have made the report."""
+        """Replace the metrics of a report by those that were combined over all ranks that have made it."""
         for checkpoints in (self._waiting, self._released):
             if (pending := checkpoints.get(number)) is not None:
-                pending.combined = values
+                pending.metrics = {rank: {**metrics, **values} for rank, metrics in pending.metrics.items()}
+                pending.reduce = {}
 
     def upload(self, event: Uploaded) -> None:
         """Record the end of a background upload."""
