@@ -21,6 +21,7 @@ def train():
     arguments = TrainingArguments(
         "model",
         num_train_epochs=2,
+        per_device_train_batch_size=64,
         save_strategy="epoch",
         report_to="none",
     )
