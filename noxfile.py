@@ -474,6 +474,7 @@ def docs(session: nox.Session) -> None:
 def pictures(session: nox.Session) -> None:
     """Make the pictures of the documentation again, from real runs; needs a Chromium."""
     run_in_dev(session, "docs.pictures")
+    run_in_dev(session, "docs.example_pictures")
 
 
 @nox.session
@@ -491,6 +492,8 @@ def build(session: nox.Session) -> None:
 @nox.session
 def release(session: nox.Session) -> None:
     """Build what is uploaded, sdists and wheels with the project's URL, and check it (`-- https://URL`)."""
+    if len(session.posargs) != 1:
+        session.error("expected the address of the project: nox -s release -- https://URL")
     (url,) = session.posargs
     session.install("hatchling", "build", "twine")
     sources = Path(session.create_tmp()) / "release"
@@ -514,6 +517,8 @@ def released(session: nox.Session) -> None:
     """Install each extra from the files in dist/ into a fresh environment and use it (`-- torch jax`: only these)."""
     if unknown := set(session.posargs) - set(ISOLATED):
         session.error(f"expected names among {', '.join(ISOLATED)}, got {', '.join(sorted(unknown))}")
+    if not any(DIST.glob("*.whl")):
+        session.error("expected wheels in dist/, got none. Build them: nox -s release -- https://URL")
     for name in session.posargs or ISOLATED:
         folder = Path(session.create_tmp()) / name
         shutil.rmtree(folder, ignore_errors=True)

@@ -172,12 +172,16 @@ class Quantity:
         median = statistics.median(values) if values else None
         bound = f"at {'least' if goal.at_least else 'most'} {goal.bound:g} {(goal.of and f'x {goal.of}') or self.unit}"
         met = None if median is None else goal.met(median)
-        return {"side": goal.side, "goal": bound, "median": median, "met": met, "summary": _summary(values)}
+        unit = "" if goal.of else self.unit
+        return {
+            **{"side": goal.side, "goal": bound, "median": median, "met": met},
+            **{"unit": unit, "summary": _summary(values)},
+        }
 
     def results(self) -> dict[str, Any]:
         """Return the measured results by the name of the quantity and the goal, as they are recorded."""
         return {
-            f"{self.name}: {goal['side']} {goal['goal']}": {**goal["summary"], "met": goal["met"]}
+            f"{self.name}: {goal['side']} {goal['goal']}": {**goal["summary"], "met": goal["met"], "unit": goal["unit"]}
             for goal in map(self._judge, self.goals)
             if goal["median"] is not None
         }

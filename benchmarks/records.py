@@ -27,7 +27,7 @@ _SECTIONS = {
     "Data": ("ingest", "loader"),
     "Reports and checkpoints": ("report", "loggers", "commit", "checkpoint_local", "checkpoint_async", "s3"),
 }
-_NAMED = ("torch", "lightning", "ray")
+_SHOWN_VERSIONS = ("torch", "lightning", "ray")
 _HEAD = "| benchmark | quantity | median | range | runs | goal | met |\n|---|---|---|---|---|---|---|\n"
 
 
@@ -50,7 +50,9 @@ def table() -> str:
     sections = {**_SECTIONS, "Others": [name for name in _read() if name not in named]}
     tables = {title: "".join(f"| {' | '.join(row)} |\n" for row in _rows(names)) for title, names in sections.items()}
     machine = _read()["start_script"]["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if name in _NAMED)
+    versions = ", ".join(
+        f"{name} {version}" for name, version in machine["versions"].items() if name in _SHOWN_VERSIONS
+    )
     where = (
         f"Measured on {machine['cores']} cores of a machine without a GPU ({machine['cpu']}, "
         f"{machine['memory_gb']:.0f} GB), with Python {machine['python']}, {versions}.\n\n"
@@ -86,12 +88,11 @@ def _rows(benchmarks: Sequence[str]) -> Iterator[Sequence[str]]:
         for name, result in records.get(benchmark, {"results": {}})["results"].items():
             quantity, _, goal = name.rpartition(": ")
             numbers = [_short(result[key]) for key in ("median", "min", "max")]
-            unit = "" if " x " in goal or goal[-1].isdigit() else goal.rpartition(" ")[2]
             met = "yes" if result["met"] else "**no**"
             yield (
                 f"`{benchmark}`",
                 quantity,
-                f"{numbers[0]} {unit}".strip(),
+                f"{numbers[0]} {result['unit']}".strip(),
                 f"{numbers[1]} to {numbers[2]}",
                 str(result["runs"]),
                 goal,

@@ -5,17 +5,12 @@ need a Chromium; each is made with a light and a dark color scheme.
 """
 
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from fcntl import ioctl
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +21,7 @@ from PIL import Image
 
 from drivetrain import runs
 from tests.browser import Browser, browsing
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "docs" / "_static"
@@ -79,38 +75,26 @@ def record(command: list[str], prompt: str, on_frame: Callable[[Recording, float
         prompt: the line above its output.
         on_frame: is called about eight times a second, with the recording so far and the seconds since the start.
     """
-    screen = pyte.Screen(COLUMNS, ROWS)
-    stream = pyte.ByteStream(screen)
-    stream.feed(f"$ {prompt}\r\n".encode())
-    controller, device = pty.openpty()
-    ioctl(device, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    terminal = Terminal(COLUMNS, ROWS)
+    terminal.show(f"$ {prompt}\r\n".encode())
     environment = {**os.environ, "TERM": "xterm-256color"}
-    process = subprocess.Popen(command, stdin=device, stdout=device, stderr=device, env=environment, cwd=ROOT)
-    os.close(device)
+    streams = {"stdin": terminal.device, "stdout": terminal.device, "stderr": terminal.device}
+    process = subprocess.Popen(command, **streams, env=environment, cwd=ROOT)
+    os.close(terminal.device)
     recording, began, is_open = Recording(), time.monotonic(), True
     while is_open:
         now = time.monotonic() - began
         assert now < DEADLINE_S, "the command takes too long"
         on_frame(recording, now)
-        lines = tuple(read_lines(screen))
+        lines = tuple(read_lines(terminal.screen))
         if not recording.frames or lines != recording.frames[-1][1]:
             recording.frames.append((now, lines))
-        while is_open and select.select([controller], [], [], max(0.0, now + FRAME_S - (time.monotonic() - began)))[0]:
-            is_open = feed(stream, controller)
-    recording.frames.append((time.monotonic() - began, tuple(read_lines(screen))))
-    os.close(controller)
+        while is_open and (left_s := began + now + FRAME_S - time.monotonic()) > 0:
+            is_open = terminal.take(left_s)
+    recording.frames.append((time.monotonic() - began, tuple(read_lines(terminal.screen))))
+    terminal.close()
     assert process.wait(DEADLINE_S) == 0
     return recording
-
-
-def feed(stream: pyte.ByteStream, controller: int) -> bool:
-    """Show the pending output; return False once every writer has closed the terminal."""
-    try:
-        data = os.read(controller, 65536)
-    except OSError:  # a terminal reports this when all writers have closed it
-        return False
-    stream.feed(data)
-    return True
 
 
 def read_lines(screen: pyte.Screen) -> Iterator[Line]:

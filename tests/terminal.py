@@ -26,8 +26,8 @@ class Terminal:
         self._controller, self.device = pty.openpty()
         os.set_blocking(self._controller, False)
         fcntl.ioctl(self.device, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self._screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=1)
-        self._stream = pyte.ByteStream(self._screen)
+        self.screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=1)
+        self._stream = pyte.ByteStream(self.screen)
 
     def take(self, wait_s: float = 0.0) -> bool:
         """Show the pending output; return False once every writer has closed the terminal."""
@@ -37,12 +37,16 @@ class Terminal:
             data = os.read(self._controller, 65536)
         except OSError:  # a terminal reports this when all writers have closed it
             return False
-        self._stream.feed(data)
+        self.show(data)
         return True
+
+    def show(self, data: bytes) -> None:
+        """Show text as if a program had written it."""
+        self._stream.feed(data)
 
     def lines(self) -> list[str]:
         """Return the lines of the screen, without blank ones."""
-        return [line.rstrip() for line in self._screen.display if line.strip()]
+        return [line.rstrip() for line in self.screen.display if line.strip()]
 
     def close(self) -> None:
         os.close(self._controller)

@@ -24,8 +24,8 @@ from drivetrain._storage.filesystem import (
     CHUNK_BYTES,
     StoredFile,
     checksum,
+    copy_file,
     copy_range,
-    copy_small,
     data_ranges,
     make_below,
     walk_entries,
@@ -198,20 +198,19 @@ def _copy_claimed(source: str, found: Mapping[str, os.stat_result], claims: _Cla
     if batch:
         batches.append(Job(batch[0][1], partial(_copy_files, batch, claims)))
     what = f"copy of {source} to {target}"
-    several = len(parts) + len(batches) > 1
-    run_jobs(parts, what=what, limits=_on_cores(limits), in_thread=several)
-    if len(batches) > 1:
+    jobs = [*parts, *batches]
+    if len(jobs) == 1:
+        run_jobs(jobs, what=what, limits=limits, in_thread=False)
+        return
+    threads = min(limits.threads, os.cpu_count() or 1)
+    if not parts:
         began = time.monotonic()
-        run_jobs(batches[:1], what=what, limits=limits)
-        is_fast = time.monotonic() - began < _BATCH_FILES * _FAST_FILE_S
-        del batches[0]
-        limits = replace(limits, threads=1) if is_fast else _on_cores(limits)
-    run_jobs(batches, what=what, limits=limits, in_thread=several)
-
-
-def _on_cores(limits: Limits) -> Limits:
-    """Return limits with at most one thread for each core."""
-    return replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
+        run_jobs([jobs.pop(0)], what=what, limits=limits)
+        taken_s = time.monotonic() - began
+        limits = replace(limits, deadline_s=limits.deadline_s - taken_s)
+        if taken_s < _BATCH_FILES * _FAST_FILE_S:
+            threads = 1
+    run_jobs(jobs, what=what, limits=replace(limits, threads=threads))
 
 
 def _describe(directory: str, found: Mapping[str, os.stat_result], checksums: bool) -> dict[str, StoredFile]:
@@ -271,7 +270,7 @@ def _copy_files(batch: Sequence[tuple[str, str, int]], claims: _Claims) -> None:
         try:
             copy = claims.claim(relative, mode)
             try:
-                copy_small(source, copy, os.fstat(source).st_size)
+                copy_file(source, copy, os.fstat(source).st_size)
             finally:
                 os.close(copy)
         finally:
