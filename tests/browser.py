@@ -19,6 +19,9 @@ import pytest
 from tests.support import DEADLINE_S
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_RENDERED = "document.documentElement.dataset.shown !== undefined"
+"""True once a page of drivetrain has shown its data."""
+
 _OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
@@ -74,15 +77,15 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def open(self, url: str) -> float:
-        """Open a page, wait until it is rendered, and return how many seconds that took."""
+    def open(self, url: str, until: str = _RENDERED) -> float:
+        """Open a page, wait until a JavaScript expression is true in it, and return how many seconds that took."""
         self.messages.clear()
         began = time.perf_counter()
         loads = self._loads
         self.call("Page.navigate", url=url)
         while self._loads == loads:
             self._note(self._receive())
-        self.wait_for("document.documentElement.dataset.shown !== undefined")
+        self.wait_for(until)
         return time.perf_counter() - began
 
     def ask(self, expression: str) -> Any:

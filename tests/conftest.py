@@ -27,6 +27,10 @@ os.environ.pop("COLUMNS", None)
 os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
 atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 
+# Runs of parallel tests must not wait for each other's imitated GPUs.
+os.environ["DRIVETRAIN_GPU_RESERVATIONS"] = tempfile.mkdtemp(prefix="gpus-")
+atexit.register(shutil.rmtree, os.environ["DRIVETRAIN_GPU_RESERVATIONS"], ignore_errors=True)
+
 # Threads of OpenMP that wait for work must not keep the cores busy, of which tests use more than there are.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -2,19 +2,24 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivetrain import RunInUseError, StorageError
+from drivetrain import RunConfig, RunInUseError, StorageError
+from drivetrain._storage import lock as lock_module
+from drivetrain._storage import rundir
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.lock import RunLock
+from drivetrain._storage.manifest import CheckpointManager
 from drivetrain._storage.remote import locate
 from tests.support import DEADLINE_S, ROOT, Pipe, open_pipe, release, wait_until_exited
 
@@ -23,13 +28,14 @@ YEARS_S = 3e8
 HOLDER = """
 import os, sys
 from pathlib import Path
-from drivetrain._storage import lock
+from drivetrain._storage import holder, lock
 from tests.core.test_lock import storage_of
 from tests.support import send_line, wait_for_release
 
 kind, directory, pipe, gate, machine, forks = sys.argv[1:]
 if machine:
-    lock._machine = lambda: machine
+    holder.machine = lambda: machine
+    lock.try_lock = lambda descriptor, kind: True  # on some network filesystems, a lock is only valid on its node
 with lock.RunLock(storage_of(kind, Path(directory)), beat_s=0.05).acquired():
     if forks:
         os.fork()
@@ -132,8 +138,15 @@ def test_lock_of_a_killed_process_is_released_while_its_child_runs(holder: Holde
     wait_until_exited([child])
 
 
+@pytest.fixture
+def locks_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process lock a file that a process of another node has locked."""
+    monkeypatch.setattr(lock_module, "try_lock", lambda descriptor, kind: True)
+
+
+@pytest.mark.usefixtures("locks_of_this_node")
 @pytest.mark.parametrize("age", [0.0, YEARS_S, -YEARS_S])
-@pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
+@pytest.mark.parametrize("kind", ["local", "fsspec", "pyarrow"])
 def test_lock_of_another_machine_is_respected_while_its_heartbeat_lasts(holder: Holder, kind: str, age: float) -> None:
     (pid,) = holder.start(kind, machine="another")
     os.utime(holder.file, (time.time() - age, time.time() - age))
@@ -147,6 +160,131 @@ def test_lock_of_another_machine_is_respected_while_its_heartbeat_lasts(holder: 
 
     assert 0.5 <= time.monotonic() - began < 10.0
     assert [line.partition(" on ")[0] for line in messages] == [f"the run is locked by process {pid}"]
+
+
+@pytest.mark.usefixtures("locks_of_this_node")
+@pytest.mark.parametrize("kind", ["local", "fsspec"])
+def test_suspended_holder_notices_that_another_machine_has_taken_its_lock(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "run").mkdir()
+    with open_pipe(tmp_path / "pipe") as pipe, open_pipe(tmp_path / "gate") as gate:
+        script = SUSPENDED.format(kind=kind, directory=str(tmp_path), pipe=pipe.path, gate=gate.path)
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths})
+        try:
+            pipe.receive()
+            process.send_signal(signal.SIGSTOP)
+            take_lock(kind, tmp_path)
+            process.send_signal(signal.SIGCONT)
+            assert pipe.receive(2) == ["lost to another driver, which has ended", "check raises DT-705"]
+            gate.release()
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+SUSPENDED = """
+from pathlib import Path
+from drivetrain import RunInUseError
+from drivetrain._storage import holder, lock
+from tests.core.test_lock import storage_of
+from tests.support import send_line, wait_for_release
+
+holder.machine = lambda: "another"
+lock.try_lock = lambda descriptor, kind: True
+
+
+def lost(error):
+    send_line({pipe!r}, f"lost to {{str(error).partition('taken over by ')[2]}}")
+    try:
+        taken.check()
+    except RunInUseError as error:
+        send_line({pipe!r}, f"check raises {{str(error)[1:7]}}")
+
+
+taken = lock.RunLock(storage_of({kind!r}, Path({directory!r})), on_lost=lost, beat_s=0.2)
+with taken.acquired():
+    send_line({pipe!r}, "held")
+    wait_for_release({gate!r})
+"""
+
+
+COMMITS = """
+import os, signal
+from pathlib import Path
+from drivetrain import RunInUseError
+from drivetrain._storage import filesystem, holder, lock
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.manifest import CheckpointManager
+from tests.core.test_lock import storage_of
+from tests.support import send_line
+
+holder.machine = lambda: "another"
+lock.try_lock = lambda descriptor, kind: True
+storage = storage_of("local", Path({directory!r}))
+run_lock = lock.RunLock(storage, beat_s={beat_s})
+
+
+def commit(number):
+    (Path({directory!r}) / "run" / f"checkpoint_{{number:06}}").mkdir()
+    manager.commit(number=number, iteration=number, files={{0: {{"w": StoredFile(1)}}}}, metrics={{}})
+
+
+def suspended(point):
+    def suspend(path):
+        if path.endswith("manifest.json"):
+            send_line({pipe!r}, "suspended")
+            os.kill(os.getpid(), signal.SIGSTOP)
+    return suspend
+
+
+with run_lock.acquired():
+    manager = CheckpointManager(storage, check_lock=run_lock.check)
+    manager.create_manifest()
+    commit(1)
+    if {point!r} == "before the check":
+        check = run_lock.check
+        def suspend_and_check():
+            suspended("")("manifest.json")
+            check()
+        manager = CheckpointManager(storage, check_lock=suspend_and_check)
+    else:
+        filesystem.reach_replacement = suspended("")
+    try:
+        commit(2)
+    except RunInUseError as error:
+        send_line({pipe!r}, f"refused with {{str(error)[1:7]}}")
+    else:
+        send_line({pipe!r}, "committed")
+"""
+
+
+@pytest.mark.usefixtures("locks_of_this_node")
+@pytest.mark.parametrize("point", ["before the check", "between the check and the commit"])
+def test_driver_that_was_suspended_in_a_commit_cannot_commit_after_another_has_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setattr(rundir, "RunLock", partial(RunLock, beat_s=0.2))
+    (tmp_path / "run").mkdir()
+    with open_pipe(tmp_path / "pipe") as pipe:
+        script = COMMITS.format(directory=str(tmp_path), pipe=pipe.path, point=point, beat_s=0.2)
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths})
+        try:
+            pipe.receive()
+            config = RunConfig(name="run", storage_path=tmp_path, resume="auto")
+            storage = storage_of("local", tmp_path)
+            storage.write_bytes("run.json", b'{"version": 1, "id": "a", "starts": 1}')
+            with rundir.open_run(storage, config, {}, {}, b"", lambda line: None) as opened:
+                assert [entry.number for entry in opened.checkpoints.committed] == [1]
+                process.send_signal(signal.SIGCONT)
+                assert pipe.receive() == ["refused with DT-705"]
+            assert [entry.number for entry in CheckpointManager(storage).committed] == [1]
+            process.wait(DEADLINE_S)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def write_lock_of_another_machine(storage: Storage) -> None:
@@ -180,10 +318,13 @@ def test_lock_that_was_interrupted_while_it_was_taken_is_released(
     storage = storage_of("fsspec", tmp_path)
     lock = RunLock(storage)
 
-    def interrupt(found: bytes | None) -> None:
+    beat = lock._beat
+
+    def interrupt(place: Any) -> None:
+        beat(place)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lock, "_require", interrupt)
+    monkeypatch.setattr(lock, "_beat", interrupt)
     with pytest.raises(KeyboardInterrupt), lock.acquired():
         pass
 

@@ -68,6 +68,12 @@ def test_local_runtime_says_what_it_ignores(options: dict[str, Any], expected: l
     assert all(text in notice for text, notice in zip(expected, notices, strict=True))
 
 
+def test_local_runtime_says_that_workers_leave_gpus_idle() -> None:
+    (notice,) = LocalRuntime(gpus=["0", "1"]).ignored_settings(ScalingConfig(num_workers=2))
+    assert "this machine has GPUs (0, 1). To use them, set use_gpu=True" in notice
+    assert LocalRuntime(gpus=["0", "1"]).ignored_settings(ScalingConfig(num_workers=2, use_gpu=True)) == []
+
+
 def test_configurations_accept_the_positions_of_ray_train() -> None:
     assert FailureConfig(2) == FailureConfig(max_failures=2)
     assert CheckpointConfig(2, "loss", checkpoint_score_order="min") == CheckpointConfig(

@@ -228,3 +228,8 @@ def test_requesting_more_gpus_than_available_is_refused(storage_path: Path, monk
 def test_several_workers_in_one_process_are_refused(storage_path: Path) -> None:
     scaling = ScalingConfig(num_workers=2, runtime="inprocess")
     refuse(ConfigurationError, 'expected 0 or 1 with runtime="inprocess", got 2', storage_path, scaling=scaling)
+
+
+def test_other_systems_than_linux_are_refused(storage_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    refuse(ConfigurationError, r"\[DT-115\] fit\(\): expected Linux, got darwin", storage_path)

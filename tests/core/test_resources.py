@@ -10,6 +10,7 @@ from drivetrain._runtimes.resources import (
     order_nodes,
     partition_gpus,
     threads_per_worker,
+    usable_cpus,
     visible_gpus,
 )
 from tests.support import Collector
@@ -139,3 +140,29 @@ def test_workers_see_only_their_own_gpus_and_keep_the_thread_count_that_was_set(
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in metrics] == expected
     assert [",".join(environment["ids"]) for environment in metrics] == expected
     assert {environment["OMP_NUM_THREADS"] for environment in metrics} == {"7"}
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "quota"),
+    [
+        ("0::/docker/a", {"docker/a/cpu.max": "150000 100000"}, 1),
+        ("0::/docker/a", {"docker/cpu.max": "100000 100000", "docker/a/cpu.max": "max 100000"}, 1),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/a", {"a/cpu.max": "max 100000"}, None),
+        ("0::/a", {"a/cpu.max": "damaged"}, None),
+        ("0::/a", {}, None),
+        ("4:cpu,cpuacct:/a\n0::/", {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "100000"}, 1),
+        ("4:cpu,cpuacct:/a\n0::/", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_cpus_of_a_container_are_limited_by_its_quota(
+    tmp_path: Path, own: str, files: dict[str, str], quota: int | None
+) -> None:
+    (tmp_path / "own").write_text(f"{own}\n")
+    for name, content in files.items():
+        file = tmp_path / "cgroups" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{content}\n")
+    available = len(os.sched_getaffinity(0))
+    assert usable_cpus(tmp_path / "cgroups", tmp_path / "own") == (available if quota is None else quota)
+    assert usable_cpus(tmp_path / "cgroups", tmp_path / "missing") == available

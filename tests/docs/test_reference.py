@@ -9,6 +9,7 @@ import pytest
 from sphinx.util.inventory import InventoryFile
 
 import drivetrain
+from tests.browser import browsing
 from tests.docs.pages import DOCS
 from tests.names import public_names
 
@@ -52,3 +53,19 @@ def test_built_pages_load_nothing_from_elsewhere(built: Path) -> None:
 
 def test_built_pages_contain_nothing_about_the_build_machine(built: Path) -> None:
     assert not [page.name for page in built.rglob("*.html") if str(DOCS.parent) in page.read_text()]
+
+
+def test_pages_need_no_scrolling_to_the_side(built: Path, tmp_path: Path) -> None:
+    """On a phone and on a desktop, in light and dark colors; a wide table or listing scrolls by itself."""
+    pages = [page for page in sorted(built.rglob("*.html")) if page.name not in ("genindex.html", "py-modindex.html")]
+    too_wide, errors = [], []
+    with browsing(tmp_path) as browser:
+        for width, dark in ((390, False), (1280, True)):
+            browser.set_window(width=width, dark=dark)
+            for page in pages:
+                browser.open(page.as_uri(), "document.readyState === 'complete'")
+                if (needed := browser.ask("document.documentElement.scrollWidth")) > width:
+                    too_wide.append(f"{page.relative_to(built)}: {needed} of {width} px")
+                errors += [f"{page.relative_to(built)}: {message}" for message in browser.messages]
+    assert not too_wide
+    assert not errors

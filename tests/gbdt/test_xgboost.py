@@ -491,6 +491,7 @@ def table_trainer(workers: int = 2, **options: Any) -> XGBoostTrainer:
         ({"dmatrix_params": {"train": {"weight": [1.0, 2.0]}}}, r"'weight': .*the name of a column, got \[1.0, 2.0\]"),
         ({"params": {"objective": "rank:pairwise"}}, r"Pass dmatrix_params=\{'train': \{'qid': '<column>'\}\}"),
         ({"params": {"process_type": "update"}}, "expected one worker"),
+        ({"train_loop_config": {"eta": 1}}, r"train_loop_config=\.\.\.\): expected none .*Pass .* as params"),
     ],
 )
 def test_arguments_that_tables_replace_are_refused(options: dict[str, Any], message: str) -> None:

@@ -20,7 +20,7 @@ from drivetrain import (
     StorageError,
     get_checkpoint,
 )
-from drivetrain._storage import lock
+from drivetrain._storage import holder
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem
 from drivetrain._storage.layout import run_file
@@ -290,7 +290,7 @@ def test_remote_file_above_its_limit_is_refused() -> None:
 
 @pytest.mark.parametrize("pid", ["9" * 4200, "-1", "0"])
 def test_lock_with_an_impossible_process_does_not_affect_reading(place: Path, pid: str) -> None:
-    machine = json.dumps(lock._machine())
+    machine = json.dumps(holder.machine())
     hostile = f'{{"pid": {pid}, "host": "h", "since": "s", "machine": {machine}}}'
     (place / "hostile" / ".lock").write_text(hostile)
 
@@ -300,7 +300,7 @@ def test_lock_with_an_impossible_process_does_not_affect_reading(place: Path, pi
 
 def test_lock_of_a_process_that_has_ended_without_its_start_holds_nothing(place: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    held = {"pid": int(ended.stdout), "host": "h", "since": "s", "machine": lock._machine()}
+    held = {"pid": int(ended.stdout), "host": "h", "since": "s", "machine": holder.machine()}
     (place / "hostile" / ".lock").write_text(json.dumps(held))
 
     assert find_holder(Storage(LocalFilesystem(), str(place / "hostile"))) is None

@@ -84,6 +84,11 @@ class TableForm:
         Raises:
             ConfigurationError: an argument is missing, or the arguments contradict each other.
         """
+        if others.get("train_loop_config") is not None:
+            raise ConfigurationError(
+                f"[DT-730] {self.trainer}(train_loop_config=...): expected none without a train_loop_per_worker, which "
+                "would receive it. Pass the settings of the training as params={...}"
+            )
         label, parameters = _check_arguments(self.trainer, table, datasets, scaling_config)
         assert datasets is not None
         dataset_options = {name: dict(given) for name, given in (table.options or {}).items()}

@@ -20,7 +20,7 @@ from drivetrain import (
     TrainContext,
 )
 from drivetrain.plugin import Backend, BackendConfig
-from drivetrain.plugin.backends import ProcessValue, WorkerGroup, worker_threads
+from drivetrain.plugin.backends import ProcessValue, WorkerGroup, port_to_bind, worker_threads
 from drivetrain.plugin.trainers import checked_config
 from drivetrain_gbdt._tables import TableArguments, TableForm, TableTrainer, has_several_workers
 
@@ -130,7 +130,9 @@ class XGBoostBackend(Backend):
 def _serve_tracker(address: str, size: int, timeout_s: int) -> dict[str, str]:
     from xgboost.tracker import RabitTracker
 
-    _tracker.value = tracker = RabitTracker(n_workers=size, host_ip=address, sortby="task", timeout=timeout_s)
+    _tracker.value = tracker = RabitTracker(
+        n_workers=size, host_ip=address, port=port_to_bind(), sortby="task", timeout=timeout_s
+    )
     tracker.start()
     return {name: str(value) for name, value in tracker.worker_args().items()}
 

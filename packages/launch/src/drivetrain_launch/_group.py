@@ -90,9 +90,10 @@ class CommandGroup(RemoteGroup):
         """See :meth:`drivetrain.plugin.runtimes.Group.stacks`. The supervisors send the stacks over new connections."""
         targets = {rank: target for node in self.stack_targets(ranks).values() for rank, target in node.items()}
         stacks: dict[int, str] = {}
-        with contextlib.closing(WorkerListener(self._launch.spec.address, expected=len(targets))) as listener:
+        listener = WorkerListener(self._launch.spec.address, expected=len(targets), token=self._launch.address.token)
+        with contextlib.closing(listener):
             for rank, (pid, descriptor) in targets.items():
-                self._supervisor(rank).send(SendStacks(listener.address, rank, pid, descriptor))
+                self._supervisor(rank).send(SendStacks(listener.address.port, rank, pid, descriptor))
             deadline = time.monotonic() + _STACKS_WAIT_S
             poller = select.poll()
             poller.register(listener, select.POLLIN)

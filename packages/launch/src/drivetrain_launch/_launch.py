@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin.processes import Inbox, close_in_forked_children, frame
-from drivetrain.plugin.runtimes import Introduction, WorkerListener
+from drivetrain.plugin.processes import Inbox, close_in_forked_children, send_message
+from drivetrain.plugin.runtimes import DriverAddress, Introduction, WorkerListener
 from drivetrain_launch._commands import Commands
 from drivetrain_launch._shares import VisibleDevices
 from drivetrain_launch._supervisor import (
@@ -106,7 +106,7 @@ class Supervisor:
         if isinstance(request, StartWorker):
             self.exited, self.is_running = None, True
         with contextlib.suppress(OSError):  # the loss of the connection is noticed when it is read
-            self.connection.sendall(frame(request))
+            send_message(self.connection, request)
 
 
 class Launch:
@@ -276,6 +276,11 @@ class Launch:
                 worker.connection.close()
             self.supervisors.clear()
             self._commands.close()
+
+    @property
+    def address(self) -> DriverAddress:
+        """The address to which the supervisors and workers connect."""
+        return self._listener.address
 
     @property
     def _is_running(self) -> bool:

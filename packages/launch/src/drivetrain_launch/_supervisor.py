@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 from urllib.parse import unquote_to_bytes
@@ -92,13 +92,13 @@ class SendStacks:
     """A request of the driver: send the stacks of the worker over a new connection, as the details of its introduction.
 
     Attributes:
-        address: the address for the connection.
+        port: the port of the driver for the connection. The token is that of the supervisor.
         index: the index for the introduction.
         pid: the process id of the worker.
         descriptor: the descriptor in the worker from which the stacks can be read.
     """
 
-    address: DriverAddress
+    port: int
     index: int
     pid: int
     descriptor: int
@@ -207,7 +207,12 @@ class _Supervisor:
                 stacks = read_stacks({0: (request.pid, request.descriptor)}).get(0, NO_RESPONSE)
                 with contextlib.suppress(OSError):  # the driver did not wait for it
                     connect_to_driver(
-                        request.address, request.index, node_id=None, ip=None, details=stacks, stacks=-1
+                        replace(self._address, port=request.port),
+                        request.index,
+                        node_id=None,
+                        ip=None,
+                        details=stacks,
+                        stacks=-1,
                     ).close()
         return True
 

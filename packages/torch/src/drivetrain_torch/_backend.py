@@ -17,6 +17,7 @@ from drivetrain.plugin.backends import (
     ProcessValue,
     WorkerGroup,
     node_accelerators,
+    port_to_bind,
     temporary_environment,
     visible_gpus,
     worker_threads,
@@ -81,7 +82,8 @@ class TorchBackend(Backend):
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Start the store on rank 0, and return its address and the visible GPUs for every rank.
 
-        The store itself binds a free port, so no other process can take the port first.
+        The store itself binds a free port, so no other process can take the port first; with ``DRIVETRAIN_PORTS``, a
+        reserved one.
         """
         address = group.workers[0].ip
         (port,) = group.run(_serve_store, address, len(group.workers), self.timeout_s, ranks=[0])
@@ -204,7 +206,7 @@ def _cuda_is_in_use() -> bool:
 
 
 def _serve_store(address: str, world_size: int, timeout_s: float) -> int:
-    _store.value = store = _open_store(address, 0, world_size, timeout_s, serve=True)
+    _store.value = store = _open_store(address, port_to_bind(), world_size, timeout_s, serve=True)
     port: int = store.port
     return port
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import ConfigurationError, DrivetrainError, PluginError, __version__
-from drivetrain.plugin.backends import Finding, visible_gpus
+from drivetrain.plugin.backends import Finding, gpu_holders, visible_gpus
 from drivetrain.plugin.installed import (
     Plugin,
     check_plugin,
@@ -87,6 +87,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         partial(_storage, arguments.storage_path),
         _network,
         partial(_runtimes, addresses),
+        _gpu_holders,
         _warm_servers,
     ]
     findings = []
@@ -210,6 +211,11 @@ def _gpus() -> Iterator[Finding]:
         found,
         "" if visible_gpus() else "all GPUs are hidden: unset CUDA_VISIBLE_DEVICES",
     )
+
+
+def _gpu_holders() -> Iterator[Finding]:
+    if holders := gpu_holders():
+        yield Finding("GPUs in use", "ok", "; ".join(map(str, holders)))
 
 
 def _frameworks() -> Iterator[Finding]:

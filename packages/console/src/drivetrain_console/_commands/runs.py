@@ -7,10 +7,12 @@ import contextlib
 import json
 import signal
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from drivetrain import ConfigurationError
+from drivetrain.plugin.backends import gpu_holders
 from drivetrain.plugin.callbacks import printable, redact, reported_metrics
 from drivetrain.plugin.reading import damage_of, is_number
 from drivetrain.runs import RunReader, RunRecord, readers_in
@@ -97,7 +99,8 @@ def _list_text(summaries: list[dict[str, Any]], location: str) -> str:
     text = table(header, rows, droppable=["CHECKPOINTS", "WORKERS", "STARTED", *metrics[1:]])
     unreadable = [summary for summary in summaries if summary["status"] == "unreadable"]
     notes = [wrapped(f"  {printable(summary['name'])}: ", summary["error"]) for summary in unreadable]
-    return "\n".join([text, "unreadable:", *notes] if notes else [text])
+    gpus = [f"GPUs of this machine:\n  {holders}"] if (holders := "\n  ".join(map(str, gpu_holders()))) else []
+    return "\n".join([text, *gpus, *(["unreadable:", *notes] if notes else [])])
 
 
 def _add_show(commands: Commands) -> None:
@@ -154,6 +157,8 @@ def _show_text(record: RunRecord) -> str:
         ]
         header = ["ATTEMPT", "STARTED", "DURATION", "WORKERS", "RESUMED FROM", "FAILURE"]
         parts.append(table(header, rows, droppable=["STARTED", "RESUMED FROM"], wrap=True))
+        if nodes := _nodes(record.history.attempts[-1].workers):
+            parts.append(table(["NODE", "ADDRESS", "RANKS", "GPUS", "VERSIONS"], nodes, wrap=True))
     if record.checkpoints:
         rows = [
             [entry.name, str(entry.iteration), moment(entry.time), _metrics_text(entry.metrics)]
@@ -172,6 +177,35 @@ def _places(workers: list[dict[str, Any]]) -> str:
     """Describe the number of workers on each host, such as ``2 on node-1, 2 on node-2``."""
     hosts = Counter(str(worker.get("hostname")) for worker in workers)
     return ", ".join(f"{count} on {host}" for host, count in hosts.items()) or "in the driver"
+
+
+def _nodes(workers: list[dict[str, Any]]) -> list[list[str]]:
+    """Return a row for each node of an attempt; none if there is only the driver's node, without known GPUs."""
+    nodes: dict[str, list[dict[str, Any]]] = {}
+    for worker in workers:
+        nodes.setdefault(str(worker.get("node_id")), []).append(worker)
+    if len(nodes) < 2 and not any(worker.get("accelerator_names") for worker in workers):
+        return []
+    common = workers[0].get("versions") or {}
+    return [
+        [
+            str(members[0].get("hostname")),
+            str(members[0].get("ip")),
+            _ranks([int(worker["rank"]) for worker in members if is_number(worker.get("rank"))]),
+            _counted(str(name) for worker in members for name in worker.get("accelerator_names") or ()) or "-",
+            ", ".join(f"{name} {version}" for name, version in (members[0].get("versions") or common).items()) or "-",
+        ]
+        for members in nodes.values()
+    ]
+
+
+def _ranks(ranks: list[int]) -> str:
+    is_consecutive = len(ranks) > 1 and ranks == list(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]} to {ranks[-1]}" if is_consecutive else ", ".join(map(str, ranks))
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 
 def _end_of(record: RunRecord) -> str:

@@ -40,7 +40,7 @@ class Console:
     _in_use: ClassVar[list[Console]] = []
 
     def __init__(self, name: str = "") -> None:
-        self._name = name
+        self.name = name
         self._bars: tuple[str, ...] = ()
         self._status: tuple[str, ...] = ()
         self._drawn = False
@@ -73,7 +73,7 @@ class Console:
 
     def prefix(self, rank: int) -> str:
         """Return what precedes a line of a rank's output: the rank, and the run if there are several at a time."""
-        return f"[{self._name} rank {rank}] " if len(self._in_use) > 1 else f"[rank {rank}] "
+        return f"[{self.name} rank {rank}] " if len(self._in_use) > 1 else f"[rank {rank}] "
 
     def status(self, *lines: str) -> None:
         """Replace the status lines, which are the live lines below the progress bars. Without arguments, remove them.

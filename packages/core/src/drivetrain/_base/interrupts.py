@@ -62,19 +62,21 @@ class Interrupts:
         """Return a descriptor that becomes readable when the end of the run is requested or a signal arrives."""
         return self._wakeup.fileno()
 
-    def request(self, reason: str, error: BaseException, number: int | None = None) -> bool:
+    def request(self, reason: str, error: BaseException, number: int | None = None, *, at_once: bool = False) -> bool:
         """Request the end of the run. Any thread and any signal handler may call this method.
 
         Args:
             reason: why the run should end, as text for messages.
             error: the exception that the driver raises after the run has ended.
             number: the number of the signal that requests it; None if no signal does.
+            at_once: True if the run cannot save anything any more.
 
         Returns:
             True if the run should end at once.
         """
         can_send_signal = self.signals_reach_ranks and number is not None and self._handler is not None
-        self._at_once = self.error is not None or not (self.can_end_gracefully or can_send_signal)
+        can_end = self.can_end_gracefully or can_send_signal
+        self._at_once = at_once or self.error is not None or not can_end
         self.error, self._request = error, (reason, number)
         self._wakeup.wake(_REQUEST)
         return self._at_once

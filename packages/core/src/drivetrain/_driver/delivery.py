@@ -109,6 +109,7 @@ class Delivery:
             metrics.setdefault("_time_total_s", clock_of(event) - rank.trained_from)
 
     def _deliver(self, event: Reported) -> None:
+        self._services.checkpoints.check_lock()  # a driver that was suspended must not write to another one's files
         if event.rank == 0:
             self.metrics = event.metrics
         self._services.callbacks.report(Report(event.rank, event.iteration, event.metrics, event.directory))

@@ -24,6 +24,7 @@ from drivetrain._driver.launch import (
     refuse_in_script_of_workers,
     refuse_in_spawned_script,
     refuse_objects_of_process,
+    require_linux,
     require_process_state,
     require_shared,
     resolve_runtime,
@@ -48,7 +49,7 @@ from drivetrain._storage.rundir import OpenRun, locate_run, open_run
 from drivetrain._wire.task import PackedFunction
 from drivetrain._worker.script import Script
 from drivetrain._worker.session import POSITIONS
-from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
+from drivetrain.errors import CallbackError, ConfigurationError, RunInUseError, StorageError, TrainingFailedError
 
 __all__ = ["run_job"]
 
@@ -66,6 +67,7 @@ def run_job(
         interrupts: the requests to end the run.
         raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, which also lists the exceptions.
     """
+    require_linux()
     refuse_in_spawned_script()
     refuse_in_script_of_workers()
     job = with_overrides(job)
@@ -97,9 +99,12 @@ def run_job(
     def notify(line: str) -> None:
         console.print(f"{name}: {line}", error=True)
 
+    def end(error: RunInUseError) -> None:
+        interrupts.request("another driver has taken the run over", error, at_once=True)
+
     with (
         console.in_use(),
-        open_run(storage, job.run_config, facts, job.metadata, pickled, notify) as opened,
+        open_run(storage, job.run_config, facts, job.metadata, pickled, notify, end) as opened,
     ):
         if opened.resumed and job.run_config.verbose:
             notify(opened.resumed)
@@ -253,6 +258,8 @@ def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedErr
         "others": failed.notes,
         "earlier_attempts": [earlier.record() for earlier in failed.history],
     }
+    if isinstance(failure.exception, RunInUseError):  # the run directory belongs to another driver
+        return error
     try:
         storage.write_bytes(ERROR_FILE, json.dumps(redact_strings(record), indent=2).encode())
         storage.write_bytes(ERROR_TEXT_FILE, redact(format_exception(error)).encode())

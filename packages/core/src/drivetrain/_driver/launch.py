@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import resource
+import sys
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -34,6 +35,7 @@ __all__ = [
     "refuse_in_script_of_workers",
     "refuse_in_spawned_script",
     "refuse_objects_of_process",
+    "require_linux",
     "require_process_state",
     "require_shared",
     "resolve_runtime",
@@ -74,6 +76,15 @@ def require_shared(config: RunConfig) -> None:
         raise ConfigurationError(
             f"[DT-404] storage_path: expected a storage that the workers can access, got {path}, which is in the "
             "memory of this process. Use another storage, or ScalingConfig(num_workers=0)"
+        )
+
+
+def require_linux() -> None:
+    """Raise an error on a system on which no run can start."""
+    if sys.platform != "linux":
+        raise ConfigurationError(
+            f"[DT-115] fit(): expected Linux, got {sys.platform}. Run the script on a Linux machine, in a container "
+            "or, on Windows, in WSL 2"
         )
 
 

@@ -48,6 +48,9 @@ class WorkerInfo:
         accelerator_ids: the ids of its GPUs, as in ``CUDA_VISIBLE_DEVICES``.
         other_accelerators: the ids of its accelerators other than GPUs, by resource name, such as ``{"TPU": ("0",)}``,
             if the runtime assigns them.
+        accelerator_names: the models of its GPUs, such as ``("NVIDIA H100 80GB HBM3",)``; empty if they are unknown.
+        versions: the versions of Python, drivetrain, the frameworks and the GPU driver on its node, by name; empty if
+            its process was forked on the driver's machine.
     """
 
     rank: int
@@ -59,6 +62,8 @@ class WorkerInfo:
     pid: int
     accelerator_ids: tuple[str, ...] = ()
     other_accelerators: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    accelerator_names: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

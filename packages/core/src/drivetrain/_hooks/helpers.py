@@ -10,10 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from drivetrain._base.ports import PORTS, port_range
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain.errors import ResourceError
 
-__all__ = ["ProcessValue", "node_accelerators", "reserve_port", "temporary_environment", "worker_threads"]
+__all__ = [
+    "ProcessValue",
+    "node_accelerators",
+    "port_to_bind",
+    "reserve_port",
+    "temporary_environment",
+    "worker_threads",
+]
 
 T = TypeVar("T")
 
@@ -29,18 +37,16 @@ _values: dict[str, Any] = {}
 def reserve_port() -> int:
     """Return a free TCP port of this machine, and reserve it until this process exits.
 
-    For frameworks that expect a port number and bind the port much later. The kernel does not give the port to other
-    processes, because the port is below the ephemeral range, unless that range begins at the lowest ports. Other
-    workers of this machine do not get it, because this process binds an abstract socket address for the port number,
-    and only one process can bind this address at a time.
+    For frameworks that expect a port number and bind the port much later. ``DRIVETRAIN_PORTS`` selects the ports. The
+    kernel does not give the port to other processes, because the port is below the ephemeral range, unless that range
+    begins at the lowest ports. Other workers of this machine do not get it, because this process binds an abstract
+    socket address for the port number, and only one process can bind this address at a time.
 
     Raises:
         ResourceError: no free port was found.
     """
-    first_ephemeral = int(_EPHEMERAL_PORTS.read_text().split()[0])
-    low = max(_FIRST_UNPRIVILEGED, first_ephemeral - _PORTS)
-    high = first_ephemeral if first_ephemeral - low >= _ATTEMPTS else low + _PORTS
-    for port in random.SystemRandom().sample(range(low, high), _ATTEMPTS):
+    ports = port_range() or _ports_below_the_ephemeral()
+    for port in random.SystemRandom().sample(ports, min(len(ports), _ATTEMPTS)):
         name = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
@@ -52,9 +58,24 @@ def reserve_port() -> int:
         _reserved.append(name)
         return port
     raise ResourceError(
-        f"[DT-309] expected a free port between {low} and {high}, got none in {_ATTEMPTS} attempts. End processes "
-        "that listen on ports of this machine"
+        f"[DT-309] expected a free port from {ports.start} to {ports.stop - 1}, got none in {_ATTEMPTS} attempts. End "
+        f"processes that listen on ports of this machine, or select other ports with {PORTS}"
     )
+
+
+def port_to_bind() -> int:
+    """Return a reserved port of ``DRIVETRAIN_PORTS``, or 0, with which a framework binds a port that is free.
+
+    Raises:
+        ResourceError: no port in the range is free.
+    """
+    return 0 if port_range() is None else reserve_port()
+
+
+def _ports_below_the_ephemeral() -> range:
+    first_ephemeral = int(_EPHEMERAL_PORTS.read_text().split()[0])
+    low = max(_FIRST_UNPRIVILEGED, first_ephemeral - _PORTS)
+    return range(low, first_ephemeral if first_ephemeral - low >= _ATTEMPTS else low + _PORTS)
 
 
 @contextlib.contextmanager

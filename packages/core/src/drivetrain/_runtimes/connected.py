@@ -23,7 +23,7 @@ from drivetrain._runtimes.base import GroupSpec
 from drivetrain._runtimes.output import LineEcho
 from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, JoinRun, RunningTaskCommand, Train
 from drivetrain._wire.events import Draining, Event, Exited, Reported, Returned
-from drivetrain._wire.frames import Inbox, as_event, frame
+from drivetrain._wire.frames import Inbox, as_event, frame, sealed
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.joining import update_environment
 from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
@@ -117,7 +117,7 @@ class Connections:
         connection = self._inboxes[rank].socket
         writable = select.poll()
         writable.register(connection, select.POLLOUT)
-        remaining = memoryview(data)
+        remaining = memoryview(sealed(connection, data))
         with contextlib.suppress(OSError):
             while remaining and writable.poll(1000 * max(0.0, deadline - time.monotonic())):
                 remaining = remaining[connection.send(remaining) :]

@@ -14,6 +14,7 @@ from drivetrain._hooks.context import WorkerInfo
 from drivetrain._hooks.helpers import temporary_environment
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.launchers import find_launcher
+from drivetrain._runtimes.reservations import Reservation, reserves_gpus
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
 from drivetrain._runtimes.stacks import own_stacks
 from drivetrain._wire.commands import RunningTaskCommand
@@ -169,8 +170,11 @@ class InProcessRuntime(Runtime):
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:
         """Set the environment variables of rank 0 in this process, and restore them when the context is left."""
+        gpus = _own_gpus(spec.scaling)
         with contextlib.ExitStack() as cleanup:
-            group = InProcessGroup(_own_gpus(spec.scaling), spec.interrupts, cleanup)
+            if gpus and reserves_gpus():
+                cleanup.callback(_reserve(spec, gpus).release)
+            group = InProcessGroup(gpus, spec.interrupts, cleanup)
             ranks = rank_environment(group.workers[0], world_size=1, local_world_size=1)
             cleanup.enter_context(temporary_environment({**spec.environment, **ranks}))
             yield group
@@ -178,3 +182,11 @@ class InProcessRuntime(Runtime):
 
 def _own_gpus(scaling: ScalingConfig) -> tuple[str, ...]:
     return partition_gpus(dataclasses.replace(scaling, num_workers=1), visible_gpus())[0]
+
+
+def _reserve(spec: GroupSpec, gpus: Sequence[str]) -> Reservation:
+    """Reserve the GPUs that a framework in this process uses by itself, even if other runs use them too."""
+    reservation = Reservation(spec.output.console.name or "without a name")
+    reservation.take(gpus, len(gpus), shared=0 < spec.scaling.num_gpus_per_worker < 1)
+    reservation.use_anyway(gpus, len(gpus))
+    return reservation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import signal
@@ -12,16 +11,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from drivetrain._hooks.context import WorkerInfo
+from drivetrain._plugins.node import gpu_models, names_of_gpus
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
 from drivetrain._runtimes.output import OutputPipe
-from drivetrain._runtimes.resources import OomCounter, explain_exit, partition_gpus, threads_per_worker, visible_gpus
+from drivetrain._runtimes.reservations import Reservation, gpu_holders, require_free, reserve_gpus, reserves_gpus
+from drivetrain._runtimes.resources import (
+    OomCounter,
+    explain_exit,
+    partition_gpus,
+    required_gpus,
+    threads_per_worker,
+    usable_cpus,
+    visible_gpus,
+    workers_that_fit,
+)
 from drivetrain._runtimes.servers import ForkServers, ServerHandle, kept_servers, wait_for
 from drivetrain._runtimes.stacks import collect_stacks
 from drivetrain._wire.commands import JoinRun
@@ -240,6 +251,7 @@ class LocalGroup(ConnectedGroup):
             ip="127.0.0.1",
             pid=self._processes[rank].pid,
             accelerator_ids=gpus,
+            accelerator_names=names_of_gpus(gpus, gpu_models()) if gpus else (),
         )
 
     def _read_server(self) -> None:
@@ -334,26 +346,41 @@ class LocalRuntime(Runtime):
         gpus: the ids of the GPUs that workers may use, as in ``CUDA_VISIBLE_DEVICES``; None for all GPUs that this
             process may use.
         servers: keeps the fork servers from which workers are forked; None for the default object of this process.
+        wait: what to do if other runs on this machine use GPUs that the run needs: True to wait until they are free,
+            False to raise a :class:`~drivetrain.ResourceError`.
     """
 
     name = "local"
     _gpus: Sequence[str] | None = None
     _servers = kept_servers
+    _wait = True
 
-    def __init__(self, *, gpus: Sequence[str] | None = None, servers: ForkServers | None = None) -> None:
+    def __init__(
+        self, *, gpus: Sequence[str] | None = None, servers: ForkServers | None = None, wait: bool = True
+    ) -> None:
         self._gpus = gpus
         self._servers = servers or kept_servers
+        self._wait = wait
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle this runtime without its arguments, which are valid in this process only."""
         return type(self), ()
 
+    @cached_property
+    def _reservations(self) -> WeakKeyDictionary[contextlib.ExitStack, Reservation]:
+        """The GPUs of each run that uses this object, by the run's resources."""
+        return WeakKeyDictionary()
+
     def _visible_gpus(self) -> list[str]:
         return visible_gpus() if self._gpus is None else list(self._gpus)
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """Check that this machine has enough GPUs for the minimum number of workers."""
-        partition_gpus(replace(scaling, num_workers=scaling.min_workers), self._visible_gpus())
+        """Check that this machine has enough GPUs for the minimum number of workers, free ones if it must not wait."""
+        smallest, gpus = replace(scaling, num_workers=scaling.min_workers), self._visible_gpus()
+        partition_gpus(smallest, gpus)
+        is_shared = 0 < scaling.num_gpus_per_worker < 1 or "CUDA_VISIBLE_DEVICES" in os.environ
+        if scaling.use_gpu and not (self._wait or is_shared):
+            require_free(gpus, required_gpus(smallest))
 
     def ignored_settings(self, scaling: ScalingConfig) -> list[str]:
         """Return the settings about a cluster, and about more CPUs than this machine has."""
@@ -369,19 +396,36 @@ class LocalRuntime(Runtime):
             if is_set
         ]
         notices = [f"ScalingConfig: the local runtime ignores {', '.join(names)}"] if names else []
+        if not scaling.use_gpu and (gpus := self._visible_gpus()):
+            notices.append(
+                f"ScalingConfig: the workers compute on the CPU, although this machine has GPUs ({', '.join(gpus)}). "
+                "To use them, set use_gpu=True (drivetrain run: --use-gpu). To hide them, set CUDA_VISIBLE_DEVICES=''"
+            )
         wanted = (scaling.num_cpus_per_worker or 0) * scaling.max_workers
-        if wanted > (available := len(os.sched_getaffinity(0))):
+        if wanted > (available := usable_cpus()):
             notices.append(
                 f"ScalingConfig: the workers request {wanted:g} CPUs, but share the {available} CPUs of this machine"
             )
         return notices
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """Return the number of workers for which there are GPUs; the maximum number if workers use no GPUs."""
-        gpus, each = len(self._visible_gpus()), scaling.num_gpus_per_worker
-        if each == 0:
+        """Return the number of workers for which there are free GPUs; the maximum number if workers use no GPUs."""
+        if scaling.num_gpus_per_worker == 0:
             return scaling.max_workers
-        return math.floor(1 / each + 1e-9) * gpus if each < 1 else gpus // int(each)
+        held = {holder.gpu for holder in gpu_holders(without=list(self._reservations.values()))}
+        return workers_that_fit(scaling, sum(gpu not in held for gpu in self._visible_gpus()))
+
+    def _reserve(self, spec: GroupSpec) -> Sequence[str]:
+        """Return the GPUs of a run, which stay reserved until the run ends."""
+        gpus, count = self._visible_gpus(), required_gpus(replace(spec.scaling, num_workers=spec.num_workers))
+        if count == 0 or count > len(gpus) or not reserves_gpus():
+            return gpus
+        reservation = self._reservations.get(spec.run_resources)
+        if reservation is None:
+            reservation = Reservation(spec.output.console.name or "without a name")
+            spec.run_resources.callback(reservation.release)
+            self._reservations[spec.run_resources] = reservation
+        return reserve_gpus(reservation, spec, gpus, count, wait=self._wait)
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:
@@ -390,12 +434,12 @@ class LocalRuntime(Runtime):
         After Ctrl-C, send SIGTERM first, and wait up to three seconds before killing the workers.
         """
         spec = replace(spec, preload=(*spec.preload, *spec.warmup))
-        environment = _environment(spec)
+        environment, gpus = _environment(spec), self._reserve(spec)
         server = self._servers.acquire(spec, environment)
         group: LocalGroup | None = None
         grace_s = 0.0
         try:
-            group = LocalGroup(spec, server, environment, self._visible_gpus())
+            group = LocalGroup(spec, server, environment, gpus)
             group.start()
             yield group
         except KeyboardInterrupt:

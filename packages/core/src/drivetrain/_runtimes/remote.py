@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from drivetrain._base.console import Console
 from drivetrain._hooks.context import WorkerInfo
+from drivetrain._plugins.node import differing_versions, names_of_gpus, own_versions
 from drivetrain._runtimes.base import GroupSpec, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
 from drivetrain._runtimes.resources import accelerator_sort_key, order_nodes
@@ -18,6 +21,9 @@ from drivetrain._wire.handshake import Introduction
 from drivetrain.errors import WorkerDiedError
 
 __all__ = ["RemoteGroup"]
+
+_warned: set[str] = set()
+"""The warnings about versions that this process has shown."""
 
 
 class RemoteGroup(ConnectedGroup):
@@ -89,12 +95,14 @@ class RemoteGroup(ConnectedGroup):
                     node_rank=node_rank,
                     accelerator_ids=gpus[process.index],
                     other_accelerators=others.get(process.index, {}),
+                    accelerator_names=names_of_gpus(gpus[process.index], process.gpu_models),
                     **process.facts,
                 )
             )
             on_node[node_rank] += 1
             self._add_process(rank, process)
         self.workers = tuple(workers)
+        _warn_of_versions(self.workers, self.spec.output.console)
         return nodes
 
     def take_over(self, rank: int, process: Introduction) -> None:
@@ -169,3 +177,19 @@ class RemoteGroup(ConnectedGroup):
         if shown:
             self.show_output(rank, spec.output.console)
         return JoinRun(rank, log_directory=spec.output.log_directory, shown=shown, module_path=tuple(sys.path))
+
+
+def _warn_of_versions(workers: Sequence[WorkerInfo], console: Console) -> None:
+    """Say which nodes, and whether the driver, have other versions than the node of rank 0."""
+    first = workers[0]
+    others = {f"the driver on {socket.gethostname()}": own_versions()}
+    others |= {worker.hostname: worker.versions for worker in workers if worker.local_rank == 0}
+    for place, versions in others.items():
+        found = ", ".join(
+            f"{name} {versions[name]} instead of {first.versions[name]}"
+            for name in sorted(differing_versions(first.versions, versions))
+        )
+        line = f"{place} has other versions than {first.hostname}: {found}. Install the same versions on all nodes"
+        if found and line not in _warned:
+            _warned.add(line)
+            console.print(f"{console.name}: {line}", error=True)

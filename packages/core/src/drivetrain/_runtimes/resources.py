@@ -20,8 +20,11 @@ __all__ = [
     "explain_exit",
     "order_nodes",
     "partition_gpus",
+    "required_gpus",
     "threads_per_worker",
+    "usable_cpus",
     "visible_gpus",
+    "workers_that_fit",
 ]
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -55,18 +58,14 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
     Raises:
         ResourceError: there are too few GPUs.
     """
-    each, workers = scaling.num_gpus_per_worker, scaling.max_workers
+    each, workers, needed = scaling.num_gpus_per_worker, scaling.max_workers, required_gpus(scaling)
     if each == 0:
         return [()] * workers
     if each < 1:
-        sharers = math.floor(1 / each + 1e-9)
-        needed = math.ceil(workers / sharers)
+        sharers = _sharers(each)
         parts = [gpus[rank // sharers : rank // sharers + 1] for rank in range(workers)]
     else:
-        if each != int(each):
-            raise ResourceError(f"[DT-302] GPUs per worker: expected a whole number or a fraction below 1, got {each}")
         whole = int(each)
-        needed = whole * workers
         parts = [gpus[rank * whole : (rank + 1) * whole] for rank in range(workers)]
     if needed > len(gpus):
         available = f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none"
@@ -77,6 +76,33 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
             f"{available}. Set a smaller num_workers, set use_gpu=False, or connect to a Ray cluster with enough GPUs"
         )
     return [tuple(part) for part in parts]
+
+
+def required_gpus(scaling: ScalingConfig) -> int:
+    """Return the number of GPUs that local workers need. Workers that need only a fraction of a GPU share GPUs.
+
+    Raises:
+        ResourceError: a worker needs a number of GPUs that is neither whole nor below 1.
+    """
+    each, workers = scaling.num_gpus_per_worker, scaling.max_workers
+    if 0 < each < 1:
+        return math.ceil(workers / _sharers(each))
+    if each != int(each):
+        raise ResourceError(f"[DT-302] GPUs per worker: expected a whole number or a fraction below 1, got {each}")
+    return int(each) * workers
+
+
+def workers_that_fit(scaling: ScalingConfig, gpus: int) -> int:
+    """Return the number of local workers for which a number of GPUs suffices; the maximum number without GPUs."""
+    each = scaling.num_gpus_per_worker
+    if each == 0:
+        return scaling.max_workers
+    return _sharers(each) * gpus if each < 1 else gpus // int(each)
+
+
+def _sharers(fraction: float) -> int:
+    """Return the number of workers that share a GPU if each of them needs a fraction of one."""
+    return math.floor(1 / fraction + 1e-9)
 
 
 def order_nodes(nodes: Collection[str], first_node: str, previous_nodes: Sequence[str]) -> list[str]:
@@ -103,7 +129,17 @@ def threads_per_worker(scaling: ScalingConfig) -> int:
     cpus = scaling.num_cpus_per_worker
     if cpus is not None:
         return max(1, int(cpus))
-    return max(1, len(os.sched_getaffinity(0)) // max(1, scaling.max_workers))
+    return max(1, usable_cpus() // max(1, scaling.max_workers))
+
+
+def usable_cpus(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return how many CPUs this process may use: those of its affinity, unless the quota of a cgroup is smaller.
+
+    A container that was started with ``--cpus=4`` has such a quota, and sees all CPUs of the machine.
+    """
+    available = len(os.sched_getaffinity(0))
+    quotas = [quota for quota in _cpu_quotas(cgroups, own) if quota is not None]
+    return max(1, min([available, *map(math.floor, quotas)]))
 
 
 class OomCounter:
@@ -132,6 +168,36 @@ def explain_exit(exit_code: int, oom_kills: OomCounter) -> tuple[str, FailureKin
     if exit_code == -signal.SIGTERM:  # batch systems and clouds stop processes with this signal
         return "", FailureKind.PREEMPTION
     return "", FailureKind.INFRASTRUCTURE
+
+
+def _cpu_quotas(cgroups: Path, own: Path) -> Iterator[float | None]:
+    """Yield the quotas, in CPUs, of this process's control group (version 2 or 1) and of the groups above it."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number != "0" and "cpu" not in controllers.split(","):
+            continue
+        base = cgroups if number == "0" else cgroups / "cpu"
+        group = Path(path)
+        for directory in (group, *group.parents):
+            place = base / str(directory).lstrip("/")
+            yield (
+                _quota(place / "cpu.max")
+                if number == "0"
+                else _quota(place / "cpu.cfs_quota_us", place / "cpu.cfs_period_us")
+            )
+
+
+def _quota(*files: Path) -> float | None:
+    """Return the quota, as a number of CPUs, in a file with both numbers, or in a file for each; None without one."""
+    try:
+        quota, period = " ".join(file.read_text().strip() for file in files).split()
+        return float(quota) / float(period) if float(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # "max" means no quota
+        return None
 
 
 def _oom_files() -> Iterator[Path]:

@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
+from drivetrain._storage.checksums import checksum
 from drivetrain._storage.filesystem import (
     CHUNK_BYTES,
     Filesystem,
     RemoteFilesystem,
     StoredFile,
-    checksum,
     data_ranges,
     find_link,
     flush_to_disk,
@@ -174,17 +174,23 @@ class Storage:
             raise FileNotFoundError(self.path(name))
         yield io.BytesIO(data)
 
-    def write_bytes(self, name: str, data: bytes, *, durable: bool = True) -> None:
+    def write_bytes(
+        self, name: str, data: bytes, *, durable: bool = True, guard: Callable[[], None] = lambda: None
+    ) -> None:
         """Replace a file atomically.
 
         Args:
             name: the file.
             data: its new content.
             durable: flush the file to the disk before this method returns, so that it survives a power failure.
+            guard: called directly before the file is replaced. If it raises an exception, the file stays as it is.
         """
         self.require_no_link(posixpath.dirname(name))
         path, mode = self.path(name), run_file(name).mode
-        self.call(f"write {name}", lambda: self.filesystem.write_bytes(path, data, durable=durable, mode=mode))
+        self.call(
+            f"write {name}",
+            lambda: self.filesystem.write_bytes(path, data, durable=durable, mode=mode, guard=guard),
+        )
 
     def flush_to_disk(self, name: str) -> None:
         """Flush a local directory and all files in it to the disk, so that they survive a power failure."""

@@ -13,8 +13,7 @@ import errno
 import os
 import shutil
 import stat
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -57,7 +56,15 @@ class Filesystem(Protocol):
         """The user's filesystem object, of fsspec or of pyarrow."""
         ...
 
-    def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
+    def write_bytes(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        durable: bool = True,
+        mode: int = 0o666,
+        guard: Callable[[], None] = lambda: None,
+    ) -> None:
         """Replace a file atomically.
 
         Args:
@@ -65,6 +72,7 @@ class Filesystem(Protocol):
             data: its new content.
             durable: flush the file to the disk before this method returns.
             mode: the permissions of the file before the umask is applied, on a filesystem that has permissions.
+            guard: called directly before the file is replaced. If it raises an exception, the file stays as it is.
         """
         ...
 
@@ -130,7 +138,15 @@ class LocalFilesystem:
 
         return LocalFileSystem()
 
-    def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
+    def write_bytes(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        durable: bool = True,
+        mode: int = 0o666,
+        guard: Callable[[], None] = lambda: None,
+    ) -> None:
         """Replace a file atomically. The docstring of this module describes how."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -142,6 +158,7 @@ class LocalFilesystem:
                 file.flush()
                 if durable:
                     os.fsync(descriptor)
+            guard()
             reach_replacement(path)
             os.replace(draft, target)
         except BaseException:
@@ -315,15 +332,6 @@ def walk_entries(directory: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
             else:
                 yield f"{prefix}{entry.name}", entry
         pending += reversed(below)
-
-
-def checksum(path: str) -> int:
-    """Return the CRC-32 of a local file."""
-    value = 0
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(1 << 20):
-            value = zlib.crc32(data, value)
-    return value
 
 
 def flush_to_disk(path: str) -> None:

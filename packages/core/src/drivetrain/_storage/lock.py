@@ -1,11 +1,22 @@
 """The lock of a run directory, which ensures that only one driver at a time works on a run.
 
-On a local filesystem with locks, the driver locks the file ``.lock``, and the kernel releases the lock when the process
-exits. On any other storage, ``.lock`` is an object that the holder of the lock rewrites every few seconds (the
-heartbeat). The object names the process of the holder. If that process was on the machine of a second driver and has
-exited, the second driver takes the lock over at once. If that process was on another machine, the second driver watches
-the object for two and a half heartbeat periods, and takes the lock over if the object does not change. Clocks of two
-machines are never compared.
+The holder of the lock rewrites the file ``.lock`` every few seconds (the heartbeat). The file names the process of the
+holder, and contains a token that only the holder knows: the **fencing token**. A second driver takes the lock over if
+
+- the holder was on this machine and its process has exited, or
+- the holder was on another machine, and the file has not changed for two and a half heartbeat periods.
+
+Clocks of two machines are never compared. On a filesystem with locks, the holder also locks the file, and the kernel
+releases the lock when the process exits. That lock alone does not suffice: on some network filesystems it is only valid
+on one node, so that two nodes could lock the same file.
+
+A driver that was suspended, or cut off from the storage, may have lost the lock without noticing. So it checks the lock
+before each commit (:meth:`RunLock.check`). The check costs nothing as long as the last heartbeat is so recent that no
+other driver can have taken the lock over. Otherwise it reads the token.
+
+A driver may even be suspended between this check and the commit, which renames a draft to the manifest. A driver that
+takes a run over first deletes all drafts, and then reads the manifest. So the rename happens before the manifest is
+read, or it fails. An object store has no drafts: there, a put that began before the suspension may still arrive.
 """
 
 from __future__ import annotations
@@ -16,23 +27,29 @@ import fcntl
 import json
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from drivetrain._base.descriptors import close_in_children, close_locked
 from drivetrain._storage.directory import Storage
+from drivetrain._storage.holder import boot_id, describe, is_on_this_machine, is_running, own_facts, parse
 from drivetrain._storage.layout import LOCK_FILE, run_file
 from drivetrain._storage.node import is_file_at, try_lock
-from drivetrain._storage.reading import Fields, parse_json
 from drivetrain.errors import RunInUseError, StorageError
 
 __all__ = ["Holder", "RunLock", "find_holder"]
 
 _BEAT_S = 5.0
-_MAX_PID = 1 << 31
+_LEASE_BEATS = 2.0
+"""The number of heartbeat periods for which a holder need not check whether it still holds the lock."""
+
+_PATIENCE_BEATS = 2.5
+"""The number of heartbeat periods for which the file must not change before a driver of another machine takes it."""
+
+_FILE_BYTES = 1024
+"""The size of a locked file. It is constant, so that a heartbeat is a single write."""
 
 
 class RunLock:
@@ -41,17 +58,28 @@ class RunLock:
     Args:
         storage: the run directory.
         notify: called with a message before a wait for another driver's heartbeat.
-        beat_s: seconds between two heartbeats on storage without locks.
+        on_lost: called with the error that :meth:`check` raises from now on, on another thread, as soon as this driver
+            notices that another driver has taken the lock over.
+        beat_s: seconds between two heartbeats.
     """
 
     def __init__(
-        self, storage: Storage, notify: Callable[[str], None] = lambda line: None, *, beat_s: float = _BEAT_S
+        self,
+        storage: Storage,
+        notify: Callable[[str], None] = lambda line: None,
+        on_lost: Callable[[RunInUseError], None] = lambda error: None,
+        *,
+        beat_s: float = _BEAT_S,
     ) -> None:
         self._storage = storage
         self._notify = notify
+        self._on_lost = on_lost
         self._beat_s = beat_s
         self._token = secrets.token_hex(8)
+        self._beaten_at = -float("inf")  # monotonic time at which the last successful heartbeat began
+        self._beats = 0
         self._lost = ""
+        self._place: _Object | _LockedFile = _Object(storage)
 
     @contextlib.contextmanager
     def acquired(self) -> Iterator[None]:
@@ -60,14 +88,13 @@ class RunLock:
         Raises:
             RunInUseError: another driver holds the lock. The message names the process of that driver.
         """
-        if self._storage.is_local:
-            try:
-                with self._hold_file():
-                    yield
-                return
-            except _NoLocks:
-                pass
-        with self._hold_object():
+        with contextlib.ExitStack() as stack:
+            self._place = self._acquire(stack)
+            ended = threading.Event()
+            thread = threading.Thread(target=self._beat_until, args=(ended,), daemon=True, name="drivetrain run lock")
+            thread.start()
+            stack.callback(thread.join, self._beat_s)
+            stack.callback(ended.set)
             yield
 
     def check(self) -> None:
@@ -75,123 +102,177 @@ class RunLock:
 
         Raises:
             RunInUseError: another driver has taken the lock over.
+            StorageError: the storage cannot be read.
         """
+        if not self._lost and self._has_lapsed():
+            self._require_own(self._place.read())
         if self._lost:
-            raise RunInUseError(f"[DT-705] the run directory {self._storage.root} has been taken over by {self._lost}")
+            raise self._taken_over()
 
-    @contextlib.contextmanager
-    def _hold_file(self) -> Iterator[None]:
-        path = self._storage.path(LOCK_FILE)
+    def _acquire(self, stack: contextlib.ExitStack) -> _Object | _LockedFile:
+        """Take the lock, and register its release."""
         while True:
-            descriptor = _open(path)
+            with contextlib.ExitStack() as attempt:
+                place = self._open(attempt)
+                held = place.read() if place.is_current() else None
+                if held:
+                    self._wait_for_release(place, held)
+                if not place.is_current():  # the previous holder has deleted the file
+                    continue
+                _held_tokens.add(self._token)
+                attempt.callback(_held_tokens.discard, self._token)
+                attempt.callback(self._release, place)
+                self._beat(place)
+                found = place.read()
+                if found and parse(found, LOCK_FILE).get("token") != self._token:
+                    raise self._in_use(found)
+                stack.push(attempt.pop_all())
+                return place
+
+    def _open(self, attempt: contextlib.ExitStack) -> _Object | _LockedFile:
+        if self._storage.is_local:
             try:
-                if not try_lock(descriptor, fcntl.LOCK_EX):
-                    raise self._in_use(os.pread(descriptor, 4096, 0))
-                if is_file_at(descriptor, path):
-                    break
-            except OSError as error:
-                os.close(descriptor)
-                raise _NoLocks from error
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
-        _locked_descriptors.add(descriptor)
-        try:
-            self._storage.call(f"write {LOCK_FILE}", lambda: _rewrite(descriptor, self._facts(0)))
-            yield
-        finally:
-            if descriptor in _locked_descriptors:
-                _locked_descriptors.remove(descriptor)
-                with contextlib.suppress(OSError):  # closing the descriptor releases the lock anyway
-                    os.unlink(path)
-                os.close(descriptor)
+                return attempt.enter_context(self._locked_file())
+            except _NoLocks:
+                pass
+        return _Object(self._storage)
 
     @contextlib.contextmanager
-    def _hold_object(self) -> Iterator[None]:
-        held = self._storage.read_bytes(LOCK_FILE)
-        if held:
-            self._wait_for_release(held)
-        ended = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(ended,), daemon=True, name="drivetrain run lock")
-        _held_tokens.add(self._token)
+    def _locked_file(self) -> Iterator[_LockedFile]:
+        path = self._storage.path(LOCK_FILE)
+        descriptor = _open(path)
+        close_in_children(descriptor)
         try:
-            self._storage.write_bytes(LOCK_FILE, self._facts(0))
-            self._require(self._storage.read_bytes(LOCK_FILE))
-            thread.start()
-            yield
-        finally:
             try:
-                ended.set()
-                if thread.ident is not None:
-                    thread.join(self._beat_s)
-                if not self._lost:
-                    self._delete_object()
-            finally:
-                _held_tokens.discard(self._token)
+                is_locked = try_lock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                raise _NoLocks from error
+            if not is_locked:
+                raise self._in_use(os.pread(descriptor, 4096, 0))
+            yield _LockedFile(self._storage, path, descriptor)
+        finally:
+            close_locked(descriptor)
 
-    def _delete_object(self) -> None:
-        """Delete the lock object, if it is this lock's."""
-        with contextlib.suppress(StorageError):
-            found = self._storage.read_bytes(LOCK_FILE)
-            if found and _parse(found).get("token") == self._token:
-                self._storage.delete(LOCK_FILE)
-
-    def _wait_for_release(self, held: bytes) -> None:
-        holder = _parse(held)
-        if holder.get("machine") == _machine():
+    def _wait_for_release(self, place: _Object | _LockedFile, held: bytes) -> None:
+        """Return if the holder has exited, has released the lock, or shows no heartbeat; else raise an error."""
+        holder = parse(held, LOCK_FILE)
+        if place.is_exclusive and (not holder or boot_id(holder) == boot_id(own_facts())):
+            return  # the kernel has released the lock of the holder
+        if is_on_this_machine(holder):
             is_left_over = holder.get("pid") == os.getpid() and holder.get("token") not in _held_tokens
-            if _is_running(holder) and not is_left_over:
+            if is_running(holder) and not is_left_over:
                 raise self._in_use(held)
             return
-        patience = 2.5 * self._beat_s
-        self._notify(f"the run is locked by {_describe(holder)}: waiting {patience:g} s for a heartbeat")
+        patience = _PATIENCE_BEATS * self._beat_s
+        self._notify(f"the run is locked by {describe(holder)}: waiting {patience:g} s for a heartbeat")
         deadline = time.monotonic() + patience
         while (remaining := deadline - time.monotonic()) > 0:
-            time.sleep(min(remaining, self._beat_s / 4))  # polled, because an object store sends no notifications
-            found = self._storage.read_bytes(LOCK_FILE)
+            time.sleep(min(remaining, self._beat_s / 4))  # polled, because storage sends no notifications
+            found = place.read()
             if not found:
                 return
             if found != held:
                 raise self._in_use(found)
 
-    def _beat(self, ended: threading.Event) -> None:
-        beat = 0
+    def _beat_until(self, ended: threading.Event) -> None:
+        place = self._place
         while not ended.wait(self._beat_s):
-            beat += 1
             with contextlib.suppress(StorageError, OSError):  # the network may be down, or descriptors may run out
-                found = self._storage.read_bytes(LOCK_FILE)
-                if found and _parse(found).get("token") != self._token:
-                    self._lost = _describe(_parse(found))
+                found = place.read()
+                if found is not None or self._has_lapsed():
+                    self._require_own(found)
+                if self._lost:
+                    self._on_lost(self._taken_over())
                     return
-                self._storage.write_bytes(LOCK_FILE, self._facts(beat))
+                self._beat(place)
 
-    def _require(self, found: bytes | None) -> None:
-        if found and _parse(found).get("token") != self._token:
-            raise self._in_use(found)
+    def _beat(self, place: _Object | _LockedFile) -> None:
+        began = time.monotonic()
+        place.write(json.dumps({"token": self._token, **own_facts(), "beat": self._beats}).encode())
+        self._beats += 1
+        self._beaten_at = began
+
+    def _has_lapsed(self) -> bool:
+        return time.monotonic() - self._beaten_at > _LEASE_BEATS * self._beat_s
+
+    def _require_own(self, found: bytes | None) -> None:
+        """Note that the lock is lost if the token is another one. A missing file means: to a driver that has ended."""
+        holder = parse(found, LOCK_FILE)
+        if holder.get("token") != self._token:
+            self._lost = describe(holder) if found else "another driver, which has ended"
+
+    def _release(self, place: _Object | _LockedFile) -> None:
+        """Delete the file, if it is this lock's."""
+        if self._lost:
+            return
+        with contextlib.suppress(StorageError, OSError):
+            if parse(place.read(), LOCK_FILE).get("token") == self._token:
+                place.delete()
+
+    def _taken_over(self) -> RunInUseError:
+        return RunInUseError(f"[DT-705] the run directory {self._storage.root} has been taken over by {self._lost}")
 
     def _in_use(self, held: bytes) -> RunInUseError:
         return RunInUseError(
-            f"[DT-704] the run in {self._storage.root} is in use by {_describe(_parse(held))}. Wait for it, "
+            f"[DT-704] the run in {self._storage.root} is in use by {describe(parse(held, LOCK_FILE))}. Wait for it, "
             "end it, or choose another name"
         )
 
-    def _facts(self, beat: int) -> bytes:
-        facts = {
-            "token": self._token,
-            "host": socket.gethostname(),
-            "machine": _machine(),
-            "pid": os.getpid(),
-            "started": _started(os.getpid()),
-            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "beat": beat,
-        }
-        return json.dumps(facts).encode()
+
+class _Object:
+    """The file ``.lock`` on a storage without locks, which is replaced as a whole."""
+
+    is_exclusive = False
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def read(self) -> bytes | None:
+        return self._storage.read_bytes(LOCK_FILE)
+
+    def write(self, data: bytes) -> None:
+        self._storage.write_bytes(LOCK_FILE, data)
+
+    def delete(self) -> None:
+        self._storage.delete(LOCK_FILE)
+
+    def is_current(self) -> bool:
+        return True
 
 
-def _rewrite(descriptor: int, data: bytes) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, data, 0)
+class _LockedFile:
+    """The file ``.lock`` on a filesystem with locks, which this process has locked.
+
+    Each access opens the file again, because NFS only compares its cache with the server when a file is opened or
+    closed.
+    """
+
+    is_exclusive = True
+
+    def __init__(self, storage: Storage, path: str, descriptor: int) -> None:
+        self._storage = storage
+        self._path = path
+        self._descriptor = descriptor
+
+    def read(self) -> bytes | None:
+        return self._storage.read_bytes(LOCK_FILE)
+
+    def write(self, data: bytes) -> None:
+        def write() -> None:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.pwrite(descriptor, data.ljust(_FILE_BYTES), 0)
+                os.ftruncate(descriptor, _FILE_BYTES)
+            finally:
+                os.close(descriptor)
+
+        self._storage.call(f"write {LOCK_FILE}", write)
+
+    def delete(self) -> None:
+        os.unlink(self._path)
+
+    def is_current(self) -> bool:
+        return is_file_at(self._descriptor, self._path)
 
 
 def _open(path: str) -> int:
@@ -209,18 +290,7 @@ def _open(path: str) -> int:
 
 
 _held_tokens: set[str] = set()
-"""The tokens of the lock objects that this process holds. It may have left others, if a request ended too late."""
-
-_locked_descriptors: set[int] = set()
-"""The descriptors of the files that this process has locked. A forked child closes them, so it keeps no run locked."""
-
-
-def _close_locked_descriptors() -> None:
-    while _locked_descriptors:
-        os.close(_locked_descriptors.pop())
-
-
-os.register_at_fork(after_in_child=_close_locked_descriptors)
+"""The tokens of the locks that this process holds. It may have left other objects, if a request ended too late."""
 
 
 class Holder(NamedTuple):
@@ -238,52 +308,13 @@ class Holder(NamedTuple):
 
 def find_holder(storage: Storage) -> Holder | None:
     """Return the driver that holds the lock of a run, or None. This function does not take the lock."""
-    held = storage.read_bytes(LOCK_FILE)
-    if not held or "pid" not in (facts := _parse(held)):
+    facts = parse(storage.read_bytes(LOCK_FILE), LOCK_FILE)
+    if not facts:
         return None
-    if facts.get("machine") != _machine():
-        return Holder(_describe(facts), is_certain=False)
-    return Holder(_describe(facts), is_certain=True) if _is_running(facts) else None
+    if not is_on_this_machine(facts):
+        return Holder(describe(facts), is_certain=False)
+    return Holder(describe(facts), is_certain=True) if is_running(facts) else None
 
 
 class _NoLocks(Exception):
     """The filesystem does not support locks."""
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    """Parse the content of a lock file, which describes the holder of the lock. Return {} if it is damaged."""
-    try:
-        facts = Fields(parse_json(data, LOCK_FILE), LOCK_FILE)
-        if not 0 < facts.integer("pid") < _MAX_PID:
-            return {}
-        facts.text("host")
-        facts.text("since")
-        return facts.values
-    except StorageError:
-        return {}
-
-
-def _describe(holder: dict[str, Any]) -> str:
-    if "pid" not in holder:
-        return "another process"
-    return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
-
-
-def _machine() -> str:
-    """Return an id of this machine's current boot and of this process's PID namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-
-
-def _started(pid: int) -> str | None:
-    """Return the start time of a process, in clock ticks since the boot, or None if the process is not running."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def _is_running(holder: dict[str, Any]) -> bool:
-    started = _started(int(holder["pid"]))
-    return started is not None and started == holder.get("started")

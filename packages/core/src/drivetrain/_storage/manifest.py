@@ -70,13 +70,15 @@ class _Manifest:
     Args:
         storage: the run directory.
         warn: called with a message if the manifest is damaged or missing.
+        check_lock: see :class:`CheckpointManager`.
 
     Attributes:
         entries: the committed checkpoints, oldest first.
     """
 
-    def __init__(self, storage: Storage, warn: Callable[[str], None]) -> None:
+    def __init__(self, storage: Storage, warn: Callable[[str], None], check_lock: Callable[[], None]) -> None:
         self._storage = storage
+        self._check_lock = check_lock
         self.entries, self._is_intact = _read(storage, warn)
         self._unconfirmed: list[CommittedCheckpoint] | None = None
         """The entries of a manifest whose write has raised an exception; None if the last write succeeded."""
@@ -115,7 +117,11 @@ class _Manifest:
     def _write(self, entries: Sequence[CommittedCheckpoint], *, durable: bool = True) -> None:
         body = b",\n".join(self._encode(list(entries)))
         manifest = b'{"version": %d, "checkpoints": [\n%b\n]}\n' % (VERSION, body)
-        self._storage.write_bytes(MANIFEST, manifest, durable=durable)
+        try:
+            self._storage.write_bytes(MANIFEST, manifest, durable=durable, guard=self._check_lock)
+        except StorageError:
+            self._check_lock()  # the draft may be missing because another driver has taken the run over
+            raise
         self._is_intact = True
 
     def _encode(self, entries: list[CommittedCheckpoint]) -> list[bytes]:
@@ -138,7 +144,8 @@ class CheckpointManager:
         config: the rules that select the checkpoints to keep.
         metadata: the trainer's metadata, which is stored with every checkpoint.
         warn: called with a message if a checkpoint or the manifest is damaged, or if a checkpoint cannot be deleted.
-        check_lock: called before each commit; raises an exception if another driver may have taken over the run.
+        check_lock: called before each change of the run; raises an exception if another driver has taken over the run.
+            Callers can call it too.
         push: called before each commit; uploads the results, so that they are not older than the checkpoint.
     """
 
@@ -151,13 +158,13 @@ class CheckpointManager:
         check_lock: Callable[[], None] = lambda: None,
         push: Callable[[], None] = lambda: None,
     ) -> None:
-        self._check_lock = check_lock
+        self.check_lock = check_lock
         self._push = push
         self._storage = storage
         self._config = config or CheckpointConfig()
         self._metadata = dict(metadata or {})
         self._warn = warn
-        self._manifest = _Manifest(storage, warn)
+        self._manifest = _Manifest(storage, warn, check_lock)
         self._withdrawn: dict[str, CommittedCheckpoint] = {}
         self._damaged: set[str] = set()
         self._has_warned_of_conflicts = False
@@ -314,7 +321,7 @@ class CheckpointManager:
     def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint] = ()) -> None:
         """Replace the manifest by one with the kept entries, and schedule the deletion of the dropped checkpoints."""
         self._announce(dropped)
-        self._check_lock()
+        self.check_lock()
         self._push()
         self._manifest.replace(kept)
         if dropped:
@@ -357,6 +364,7 @@ class CheckpointManager:
         deleted = []
         for name in orphans:
             reach("during sweep")
+            self.check_lock()  # another driver may be using the directory
             if delete_unless_held(self._storage, name):
                 deleted.append(name)
         for name in announced:

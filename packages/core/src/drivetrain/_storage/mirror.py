@@ -35,6 +35,7 @@ class Mirror:
         keeps_files: True to keep the files on this machine if the last upload fails.
         state: the path of a local file that records which files were uploaded, so that another process's mirror of the
             same directory does not upload them again; None for no such file.
+        guard: called before each upload. If it raises a StorageError, nothing is uploaded.
     """
 
     def __init__(
@@ -47,11 +48,12 @@ class Mirror:
         warn: Callable[[str], None],
         keeps_files: bool = False,
         state: str | None = None,
+        guard: Callable[[], None] = lambda: None,
     ) -> None:
+        self._guard = guard
         self._state_file = state
         self._directory = directory
-        self._storage = storage
-        self._prefix = prefix
+        self._storage = storage.inside(prefix) if prefix else storage
         self._period_s = period_s
         self._warn = warn
         self._keeps_files = keeps_files
@@ -70,9 +72,9 @@ class Mirror:
 
     def pull(self, selects: Callable[[str], bool]) -> None:
         """Download each file in the storage for whose name a function returns True."""
-        for name in self._storage.list_names(self._prefix)[1]:
+        for name in self._storage.list_names()[1]:
             if selects(name):
-                data = self._storage.read_bytes(os.path.join(self._prefix, name))
+                data = self._storage.read_bytes(name)
                 with open(os.path.join(self._directory, name), "wb") as file:
                     file.write(data or b"")
                 self._uploaded[name] = _state(os.path.join(self._directory, name))
@@ -91,12 +93,13 @@ class Mirror:
             }
             if not changed:
                 return
+            self._guard()
             filesystem = self._storage.remote
             jobs = [
-                Job(name, partial(filesystem.put_file, os.path.join(self._directory, name), self._target(name)))
+                Job(name, partial(filesystem.put_file, os.path.join(self._directory, name), self._storage.path(name)))
                 for name in changed
             ]
-            run_jobs(jobs, what=f"upload to {self._storage.path(self._prefix)}", limits=self._storage.limits)
+            run_jobs(jobs, what=f"upload to {self._storage.root}", limits=self._storage.limits)
             self._uploaded.update(changed)
             if self._state_file is not None:
                 with open(self._state_file, "w", encoding="utf-8") as file:
@@ -111,9 +114,6 @@ class Mirror:
             if not self._warned:
                 self._warn(f"{error}; the upload is retried in {self._period_s:g} s")
             self._warned = True
-
-    def _target(self, name: str) -> str:
-        return self._storage.path(self._prefix, name)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Mirror]:

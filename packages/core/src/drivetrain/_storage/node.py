@@ -26,12 +26,14 @@ from collections.abc import Callable, Iterator
 from drivetrain._storage.layout import require_relative
 from drivetrain.errors import StorageError
 
-__all__ = ["share_directory", "sweep", "try_lock"]
+__all__ = ["is_file_at", "machine_directory", "private_directory", "share_directory", "sweep", "try_lock"]
 
 _LOCK = ".lock"
 _READY = ".ready"
 _LEAVING = ".leaving"
 _RETRY_S = 0.02
+_TEMPORARY = "/tmp"
+"""The temporary directory of the machine. Unlike that of ``tempfile``, it is the same for all processes of a user."""
 
 _warned: set[str] = set()
 
@@ -114,15 +116,28 @@ def is_file_at(descriptor: int, path: str) -> bool:
     return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
 
-def _directory_of(kind: str) -> str:
-    return os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}-private", kind)
+def machine_directory(kind: str) -> str:
+    """Return a private directory that all processes of this user on this machine share. Create it if necessary.
+
+    Args:
+        kind: the purpose of the directory, which is its name.
+
+    Raises:
+        StorageError: other users can write to the directory.
+    """
+    is_usable = os.access(_TEMPORARY, os.W_OK | os.X_OK)
+    return _base(kind, _TEMPORARY if is_usable else tempfile.gettempdir())
 
 
-def _base(kind: str) -> str:
-    base = _directory_of(kind)
+def _directory_of(kind: str, temporary: str | None = None) -> str:
+    return os.path.join(temporary or tempfile.gettempdir(), f"drivetrain-{os.getuid()}-private", kind)
+
+
+def _base(kind: str, temporary: str | None = None) -> str:
+    base = _directory_of(kind, temporary)
     _require_safe_parent(os.path.dirname(os.path.dirname(base)))
-    _create_private(os.path.dirname(base))
-    _create_private(base)
+    private_directory(os.path.dirname(base))
+    private_directory(base)
     return base
 
 
@@ -160,8 +175,8 @@ def _require_safe_parent(path: str) -> None:
         )
 
 
-def _create_private(path: str) -> None:
-    """Create a directory that only this user can use, if it does not exist.
+def private_directory(path: str) -> str:
+    """Create a directory that only this user can use, if it does not exist, and return its path.
 
     Raises:
         StorageError: the path exists, and is not a directory, belongs to another user, or is writable by other users.
@@ -176,6 +191,7 @@ def _create_private(path: str) -> None:
             f"{stat.filemode(status.st_mode)} of user {status.st_uid}. Delete it, or set TMPDIR to your own directory "
             "with mode 0700"
         )
+    return path
 
 
 def _enter(path: str, fill: Callable[[str], None] | None, wait_s: float) -> int:

@@ -6,14 +6,14 @@ import contextlib
 import os
 import posixpath
 import sys
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from drivetrain._base.crashpoints import reach, reach_replacement
 from drivetrain._base.redact import redact
+from drivetrain._storage.checksums import fastest_crc32
 from drivetrain._storage.filesystem import Filesystem, LocalFilesystem, StoredFile
 from drivetrain._storage.layout import draft_name
 from drivetrain._storage.reading import too_large
@@ -157,10 +157,10 @@ class _Remote:
 
 def _parts(source: str) -> Iterator[tuple[bytes, int]]:
     """Yield the parts of a local file, each with the CRC-32 of the file's content up to the end of that part."""
-    value = 0
+    crc32, value = fastest_crc32(), 0
     with open(source, "rb", buffering=0) as file:
         while data := file.read(_PART_BYTES):
-            value = zlib.crc32(data, value)
+            value = crc32(data, value)
             yield data, value
             reach("mid-file")
 
@@ -188,15 +188,26 @@ class ArrowFilesystem(_Remote):
             data: bytes = file.read()
             return data
 
-    def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
+    def write_bytes(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        durable: bool = True,
+        mode: int = 0o666,
+        guard: Callable[[], None] = lambda: None,
+    ) -> None:
         """Put an object; on storage without atomic puts, write a draft and rename it to the file."""
         target = path if self._is_object_store else _draft_of(path)
         if not self._is_object_store:
             self.handle.create_dir(posixpath.dirname(path), recursive=True)
+        else:
+            guard()  # leaving the next block completes the put, also after an exception
         with self.handle.open_output_stream(target) as stream:
             stream.write(data)
             reach_replacement(path)
         if target != path:
+            guard()
             self.handle.move(target, path)
 
     def exists(self, path: str) -> bool:
@@ -294,14 +305,26 @@ class FsspecFilesystem(_Remote):
         data: bytes = self.handle.cat_file(path)
         return data
 
-    def write_bytes(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
+    def write_bytes(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        durable: bool = True,
+        mode: int = 0o666,
+        guard: Callable[[], None] = lambda: None,
+    ) -> None:
         """Put an object; on storage without atomic puts, write a draft and rename it to the file."""
         target = path if self._is_object_store else _draft_of(path)
         self.make_directory(posixpath.dirname(path))
+        if target != path:
+            self.handle.pipe_file(target, data)
+        guard()
         reach_replacement(path)
-        self.handle.pipe_file(target, data)
         if target != path:
             self.handle.mv(target, path)
+        else:
+            self.handle.pipe_file(path, data)
 
     def exists(self, path: str) -> bool:
         """Return True if there is a file or a directory at the path."""

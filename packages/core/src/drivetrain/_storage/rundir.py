@@ -43,7 +43,7 @@ from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Limits
 from drivetrain._version import __version__
 from drivetrain.config import RunConfig
-from drivetrain.errors import RunExistsError, StorageError
+from drivetrain.errors import RunExistsError, RunInUseError, StorageError
 
 __all__ = ["OpenRun", "locate_run", "open_run"]
 
@@ -89,6 +89,7 @@ def open_run(
     metadata: Mapping[str, Any],
     trainer: bytes,
     notify: Callable[[str], None],
+    on_lost: Callable[[RunInUseError], None] = lambda error: None,
 ) -> Iterator[OpenRun]:
     """Open the run directory for the duration of a ``with`` block.
 
@@ -99,6 +100,7 @@ def open_run(
         metadata: the trainer's metadata, which is stored with every checkpoint.
         trainer: the content of ``trainer.pkl``, which ``restore`` reads.
         notify: called with a message about a wait, about damage or about a failed upload, on any thread.
+        on_lost: called on another thread if another driver takes the run over.
 
     Raises:
         RunExistsError: the run exists and ``resume`` is "never", or the directory contains other files.
@@ -113,9 +115,9 @@ def open_run(
     _refuse_special_files(storage)
     open_storage(with_short_deadline(storage))
     with contextlib.ExitStack() as stack:
-        lock = RunLock(with_short_deadline(storage), notify)
+        lock = RunLock(with_short_deadline(storage), notify, on_lost)
         stack.enter_context(lock.acquired())
-        _sweep_drafts(storage)
+        _sweep_drafts(storage)  # after the lock is taken: see there
         exists = _check_exists(storage, name, resume)
         record, starts = _read_record(storage)
         record.setdefault("id", secrets.token_hex(4))
@@ -128,7 +130,7 @@ def open_run(
             drivetrain=__version__,
             python=platform.python_version(),
         )
-        directory, push, pull = _stage(stack, storage, record, config, notify)
+        directory, push, pull = _stage(stack, storage, record, config, notify, lock.check)
 
         checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, notify, lock.check, push)
         checkpoints.create_manifest()  # before the other files, so a run without a manifest has always lost it
@@ -271,6 +273,7 @@ def _stage(
     record: Mapping[str, Any],
     config: RunConfig,
     notify: Callable[[str], None],
+    guard: Callable[[], None],
 ) -> tuple[Path, Callable[[], None], Callable[[], None]]:
     """Return the directory for the files of callbacks, a function that uploads them, and one that downloads them."""
     _sweep_temporary_files()
@@ -289,6 +292,7 @@ def _stage(
         period_s=config.sync_config.sync_period,
         keeps_files=True,
         warn=notify,
+        guard=guard,
     )
     stack.enter_context(mirror.running())
     return directory, mirror.try_push, lambda: mirror.pull(lambda name: run_file(name).grows)

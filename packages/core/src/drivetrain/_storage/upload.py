@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import partial
 
 from drivetrain._base.crashpoints import reach
+from drivetrain._storage.checksums import checksum
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.duplicates import duplicates_of
 from drivetrain._storage.filesystem import (
     CHUNK_BYTES,
     StoredFile,
-    checksum,
     copy_file,
     copy_range,
     data_ranges,

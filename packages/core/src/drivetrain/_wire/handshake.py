@@ -1,25 +1,29 @@
 """How a worker process connects to the driver and proves that it belongs to the driver's run.
 
-The driver listens on a TCP port. A worker connects and sends three things:
+The driver listens on a TCP port. Both sides know a secret token, which is never sent:
 
-1. The driver's token. The driver compares it, in constant time, before it looks at anything else.
-2. The versions of the protocol, of drivetrain and of Python, as JSON. The driver compares them with its own.
-3. The pickled facts about the process. The driver unpickles nothing before the first two checks have passed.
+1. The driver sends a greeting: the version of the protocol, and a random number (its nonce).
+2. The worker sends a nonce of its own, and a code that can be computed from both nonces only with the token. The driver
+   compares it, in constant time, before it looks at anything else.
+3. The worker sends the versions of drivetrain and of Python as JSON, and the pickled facts about the process, followed
+   by an authentication code. The driver checks the code, then the versions, and unpickles the facts last.
+
+From then on, each message in either direction has an authentication code, see :mod:`drivetrain._wire.frames`. The keys
+of both directions depend on the token and on both nonces. So someone who reads all the traffic, or records and repeats
+it, cannot send a message to either side.
 
 If the token is valid, but the versions differ or the facts are too large, the peer is a worker that cannot be used. The
 driver then sends it the command :class:`~drivetrain._wire.commands.Refuse`, and raises the same error itself.
 
 Anyone who can reach the port can connect, so the driver never waits for a peer. It reads what has arrived, closes
 connections that did not complete the handshake within a deadline, and limits the number of such connections and the
-size of the data that they send. The connection is not encrypted, so it requires a network whose traffic only trusted
-hosts can read.
+size of the data that they send. The connection is authenticated, but not encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import json
 import os
 import pickle
@@ -30,13 +34,17 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from hmac import compare_digest
 from typing import Any
 
+from drivetrain._base.ports import listen
+from drivetrain._plugins.node import gpu_models, own_versions
 from drivetrain._version import __version__
 from drivetrain._wire.commands import Refuse
-from drivetrain._wire.frames import frame
+from drivetrain._wire.frames import MAC_BYTES, AuthenticatedSocket, Seal, frame, receive_bytes
 from drivetrain.errors import ConfigurationError
 
 __all__ = ["CONNECT_WAIT_S", "PROTOCOL_VERSION", "DriverAddress", "Introduction", "WorkerListener", "connect_to_driver"]
@@ -44,10 +52,17 @@ __all__ = ["CONNECT_WAIT_S", "PROTOCOL_VERSION", "DriverAddress", "Introduction"
 CONNECT_WAIT_S = 10.0
 """Seconds that a worker waits for the connection, and that the driver waits for the end of the handshake."""
 
-PROTOCOL_VERSION = 1
+GREETING_WAIT_S = 300.0
+"""Seconds that a worker waits for the greeting, because the driver may be busy starting thousands of workers."""
+
+PROTOCOL_VERSION = 2
 """The version of the handshake, the commands and the events. Increment it with every incompatible change."""
 
 _TOKEN_BYTES = 32
+_NONCE_BYTES = 16
+_PROOF_BYTES = 32
+_GREETING = struct.Struct(f">10sH{_NONCE_BYTES}s")
+_MAGIC = b"drivetrain"
 _LENGTHS = struct.Struct(">HI")
 """The sizes in bytes of the versions and of the pickled facts."""
 
@@ -67,8 +82,9 @@ class DriverAddress:
     Attributes:
         host: the IP address of the driver, as the workers reach it.
         port: the TCP port.
-        token: the secret that a worker sends first. Never pass it on a command line, which other users of the machine
-            can read. Use an environment variable, a file that only its owner can read, or a channel of the cluster.
+        token: the secret of the driver and its workers, which is never sent over the connection. Never pass it on a
+            command line, which other users of the machine can read. Use an environment variable, a file that only its
+            owner can read, or a channel of the cluster.
     """
 
     host: str
@@ -86,6 +102,7 @@ class Introduction:
         details: an object that the runtime passed to :func:`~drivetrain.plugin.runtimes.worker_main`.
         stacks: a descriptor in the worker process. After a request for the process's stacks, they can be read from it.
         connection: the driver's end of the connection.
+        gpu_models: the models of the GPUs on the process's machine.
     """
 
     index: int
@@ -93,6 +110,27 @@ class Introduction:
     details: Any
     stacks: int
     connection: socket.socket
+    gpu_models: Sequence[str] = ()
+
+
+class _Keys:
+    """The secrets of one connection.
+
+    Args:
+        token: the driver's token.
+        nonces: the nonce of the driver and that of the worker.
+
+    Attributes:
+        proof: shows that the worker knows the token.
+    """
+
+    def __init__(self, token: bytes, nonces: bytes) -> None:
+        def derive(purpose: bytes) -> bytes:
+            return blake2b(nonces, digest_size=_PROOF_BYTES, key=token, person=purpose).digest()
+
+        self.proof = derive(b"proof")
+        self.to_driver = Seal(derive(b"to driver"))
+        self.to_worker = Seal(derive(b"to worker"))
 
 
 class _Refused(Exception):
@@ -112,8 +150,29 @@ class _Peer:
         self.connection = connection
         self.deadline = deadline
         self._token = token
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._data = bytearray()
-        self._is_authenticated = False
+        self._keys: _Keys | None = None
+
+    def greet(self) -> None:
+        """Send the greeting, which always fits into the buffer of a new connection.
+
+        Raises:
+            OSError: the peer has closed the connection.
+        """
+        self.connection.send(_GREETING.pack(_MAGIC, PROTOCOL_VERSION, self._nonce))
+
+    def refuse(self, error: ConfigurationError) -> None:
+        """Tell a worker why it cannot be used."""
+        if self._keys is not None:
+            message = frame(Refuse(str(error)))
+            with contextlib.suppress(OSError):
+                self.connection.send(message + self._keys.to_worker.next(message))
+
+    def authenticated(self) -> AuthenticatedSocket:
+        """Return the connection of a worker whose introduction is complete."""
+        assert self._keys is not None
+        return AuthenticatedSocket(self.connection, outgoing=self._keys.to_worker, incoming=self._keys.to_driver)
 
     def read(self) -> Introduction | None:
         """Read the available data without waiting, and return the introduction if it is complete.
@@ -132,16 +191,18 @@ class _Peer:
 
     def _missing(self) -> int:
         """Return the number of bytes to read before the next check; 0 if the introduction is complete."""
-        if not self._is_authenticated:
-            if len(self._data) < _TOKEN_BYTES:
-                return _TOKEN_BYTES - len(self._data)
-            if not hmac.compare_digest(self._data, self._token):
-                raise _Refused("sent an invalid token")
-            self._is_authenticated = True
-        header = _TOKEN_BYTES + _LENGTHS.size
-        if len(self._data) < header:
-            return header - len(self._data)
-        versions, facts = _LENGTHS.unpack_from(self._data, _TOKEN_BYTES)
+        proven = _NONCE_BYTES + _PROOF_BYTES
+        if self._keys is None:
+            if len(self._data) < proven:
+                return proven - len(self._data)
+            keys = _Keys(self._token, self._nonce + self._data[:_NONCE_BYTES])
+            if not compare_digest(keys.proof, self._data[_NONCE_BYTES:]):
+                raise _Refused("does not know the token")
+            self._keys = keys
+            self._data.clear()
+        if len(self._data) < _LENGTHS.size:
+            return _LENGTHS.size - len(self._data)
+        versions, facts = _LENGTHS.unpack_from(self._data)
         if not 0 < versions <= _MAX_VERSIONS_BYTES:
             raise self._without_versions()
         if facts > _MAX_FACTS_BYTES:
@@ -149,24 +210,27 @@ class _Peer:
                 f"a worker on {self._host()}: expected an introduction of at most {_MAX_FACTS_BYTES:,} bytes, got "
                 f"{facts:,} bytes. Pass smaller details to worker_main()"
             )
-        return int(header + versions + facts - len(self._data))
+        return int(_LENGTHS.size + versions + facts + MAC_BYTES - len(self._data))
 
     def _introduction(self) -> Introduction:
-        size, _ = _LENGTHS.unpack_from(self._data, _TOKEN_BYTES)
-        start = _TOKEN_BYTES + _LENGTHS.size
+        assert self._keys is not None
+        sent, code = self._data[:-MAC_BYTES], self._data[-MAC_BYTES:]
+        if not self._keys.to_driver.matches(sent, code):
+            raise _Refused("sent an introduction with a wrong authentication code")
+        start, (size, _) = _LENGTHS.size, _LENGTHS.unpack_from(sent)
         try:
-            versions = dict(json.loads(self._data[start : start + size]))
+            versions = dict(json.loads(sent[start : start + size]))
         except (ValueError, TypeError, RecursionError) as error:
             raise self._without_versions() from error
         _require_same_versions(versions)
-        index, facts, details, stacks = pickle.loads(self._data[start + size :])
-        return Introduction(index, facts, details, stacks, self.connection)
+        index, facts, details, stacks, models = pickle.loads(sent[start + size :])
+        return Introduction(index, facts, details, stacks, self.connection, models)
 
     def _without_versions(self) -> ConfigurationError:
         """Return the error for a worker whose release of drivetrain has a different handshake."""
         return ConfigurationError(
-            f"[DT-306] a worker on {self._host()}: expected protocol {PROTOCOL_VERSION}, as in the driver, got an "
-            "introduction without versions, from another release of drivetrain. Install the same version on all nodes"
+            f"[DT-306] a worker on {self._host()}: expected the versions of drivetrain and Python, got an introduction "
+            "without them, from another release of drivetrain. Install the same version on all nodes"
         )
 
     def _host(self) -> str:
@@ -180,20 +244,28 @@ class WorkerListener:
     """Accepts the connections of worker processes without blocking.
 
     Args:
-        host: the IP address on this machine to listen on.
+        host: the IP address on this machine to listen on, of version 4 or 6. ``DRIVETRAIN_PORTS`` selects the port.
         expected: number of worker processes that may connect at the same time. The number of connections with an
             incomplete handshake is limited to twice this value, or to 128 if that is more. A further connection
             replaces the oldest one.
         handshake_timeout_s: seconds after which a connection with an incomplete handshake is closed.
+        token: the secret of 32 bytes; None for a new one.
     """
 
-    def __init__(self, host: str, *, expected: int = 128, handshake_timeout_s: float = CONNECT_WAIT_S) -> None:
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
+    def __init__(
+        self,
+        host: str,
+        *,
+        expected: int = 128,
+        handshake_timeout_s: float = CONNECT_WAIT_S,
+        token: bytes | None = None,
+    ) -> None:
+        self._token = token or secrets.token_bytes(_TOKEN_BYTES)
         self._timeout_s = handshake_timeout_s
         self._pending_limit = max(_MIN_PENDING_LIMIT, 2 * expected)
         self._pending: dict[int, _Peer] = {}
         self._timer: threading.Timer | None = None
-        self._listener = socket.create_server((host, 0), backlog=self._pending_limit)
+        self._listener = listen(host, backlog=self._pending_limit)
         self._listener.setblocking(False)
         self._expired = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
@@ -256,6 +328,11 @@ class WorkerListener:
             return None
         connection.setblocking(False)
         peer = _Peer(connection, time.monotonic() + self._timeout_s, self._token)
+        try:
+            peer.greet()
+        except OSError:
+            connection.close()
+            return None
         if len(self._pending) >= self._pending_limit:  # the oldest peer is no worker, because workers send at once
             self._close_oldest_peer()
         self._pending[connection.fileno()] = peer
@@ -271,8 +348,7 @@ class WorkerListener:
             self._close_peer(peer)
             return None
         except ConfigurationError as error:
-            with contextlib.suppress(OSError):
-                peer.connection.send(frame(Refuse(str(error))))
+            peer.refuse(error)
             self._close_peer(peer)
             raise
         except BaseException:
@@ -280,9 +356,11 @@ class WorkerListener:
             raise
         if introduction is not None:
             self._forget(peer)
-            _configure(peer.connection)
-            peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return introduction
+            connection = peer.authenticated()
+            _configure(connection)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return replace(introduction, connection=connection)
+        return None
 
     def _close_late_peers(self) -> None:
         now = time.monotonic()
@@ -335,17 +413,18 @@ class WorkerListener:
 
 def connect_to_driver(
     address: DriverAddress, index: int, *, node_id: str | None, ip: str | None, details: Any, stacks: int
-) -> socket.socket:
+) -> AuthenticatedSocket:
     """Connect to the driver, and send the introduction of this process.
 
-    The arguments other than the address are for the fields of :class:`Introduction`. The introduction is sent at once,
-    because the driver closes connections that send nothing.
+    The arguments other than the address are for the fields of :class:`Introduction`.
 
     Raises:
-        ConnectionError: the driver is unreachable.
+        ConnectionError: the driver is unreachable, or something else listens at its address.
+        ConfigurationError: the driver has another version of the protocol.
     """
     hostname = socket.gethostname()
-    facts = {"node_id": node_id or hostname, "hostname": hostname, "ip": ip, "pid": os.getpid()}
+    facts: dict[str, Any] = {"node_id": node_id or hostname, "hostname": hostname, "ip": ip, "pid": os.getpid()}
+    facts["versions"] = own_versions()
     versions = json.dumps({**_own_versions(), "host": hostname, "number": index}).encode()
     try:
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_WAIT_S)
@@ -354,21 +433,49 @@ def connect_to_driver(
             f"[DT-305] a worker on {hostname} cannot reach the driver at {address.host}:{address.port} ({error}). "
             "Allow connections from the nodes of the cluster to the driver's node"
         ) from error
-    _configure(connection)
-    facts["ip"] = ip or connection.getsockname()[0]
-    pickled = pickle.dumps((index, facts, details, stacks), protocol=5)
-    connection.sendall(address.token + _LENGTHS.pack(len(versions), len(pickled)) + versions + pickled)
-    return connection
+    try:
+        own = secrets.token_bytes(_NONCE_BYTES)
+        keys = _Keys(address.token, _await_greeting(connection, address) + own)
+        _configure(connection)
+        facts["ip"] = ip or connection.getsockname()[0]
+        pickled = pickle.dumps((index, facts, details, stacks, gpu_models()), protocol=5)
+        introduction = _LENGTHS.pack(len(versions), len(pickled)) + versions + pickled
+        connection.sendall(own + keys.proof + introduction + keys.to_driver.next(introduction))
+    except BaseException:
+        connection.close()
+        raise
+    return AuthenticatedSocket(connection, outgoing=keys.to_driver, incoming=keys.to_worker)
+
+
+def _await_greeting(connection: socket.socket, address: DriverAddress) -> bytes:
+    """Return the nonce of the driver."""
+    connection.settimeout(GREETING_WAIT_S)
+    where = f"the driver at {address.host}:{address.port}"
+    try:
+        greeting = receive_bytes(connection, _GREETING.size)
+    except TimeoutError as error:
+        raise ConnectionError(f"[DT-305] {where} sent no greeting within {GREETING_WAIT_S:g} s") from error
+    if greeting is None:
+        raise ConnectionError(f"[DT-305] {where} closed the connection")
+    magic, version, nonce = _GREETING.unpack(greeting)
+    if magic != _MAGIC:
+        raise ConnectionError(f"[DT-305] expected {where}, got another program that listens there")
+    if version != PROTOCOL_VERSION:
+        raise ConfigurationError(
+            f"[DT-306] expected protocol {version}, as in {where}, got {PROTOCOL_VERSION} on {socket.gethostname()}. "
+            "Install the same version on all nodes"
+        )
+    return bytes(nonce)
 
 
 def _own_versions() -> dict[str, str]:
     """Return the versions that must be equal in the driver and the workers, in the order of the comparison."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"protocol": str(PROTOCOL_VERSION), "drivetrain": __version__, "Python": python}
+    return {"drivetrain": __version__, "Python": python}
 
 
 def _require_same_versions(theirs: Mapping[str, Any]) -> None:
-    """Check that a worker has the same versions of the protocol, drivetrain and Python as the driver.
+    """Check that a worker has the same versions of drivetrain and Python as the driver.
 
     Raises:
         ConfigurationError: a version differs. The message names the first version that differs.

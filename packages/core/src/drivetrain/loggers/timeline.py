@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain._base.failure import format_exception, text_of, type_name
 from drivetrain._base.outcome import outcome_of
 from drivetrain._hooks.callback import Callback
+from drivetrain._plugins.node import gpu_driver, gpu_models
 from drivetrain._storage.timeline import (
     AttemptEnded,
     AttemptFailed,
@@ -70,7 +71,7 @@ class Timeline(Callback):
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Record an attempt and its workers."""
-        append_record(run.path, AttemptStarted(attempt=attempt, workers=[asdict(worker) for worker in workers]))
+        append_record(run.path, AttemptStarted(attempt=attempt, workers=_records(workers)))
         self._usage.start(run.path, workers)
 
     def on_resume(self, run: Run, iteration: int) -> None:
@@ -103,6 +104,15 @@ class Timeline(Callback):
         append_record(run.path, RunEnded(outcome=outcome_of(error).value, error=message))
 
 
+def _records(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
+    """Return the fields of workers. Ranks with the same versions as rank 0 are recorded without them."""
+    records = [asdict(worker) for worker in workers]
+    for record in records[1:]:
+        if record["versions"] == records[0]["versions"]:
+            del record["versions"]
+    return records
+
+
 def _environment() -> dict[str, Any]:
     """Return information about this process and its machine."""
     return {
@@ -115,6 +125,8 @@ def _environment() -> dict[str, Any]:
         "drivetrain": __version__,
         "script": sys.argv[0] if sys.argv else "",  # without its arguments, which may contain secrets
         "directory": _working_directory(),
+        "gpus": list(gpu_models()),
+        "gpu_driver": gpu_driver(),
     }
 
 

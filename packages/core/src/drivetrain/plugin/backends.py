@@ -8,10 +8,12 @@ from drivetrain._hooks.finding import Finding, run_python
 from drivetrain._hooks.helpers import (
     ProcessValue,
     node_accelerators,
+    port_to_bind,
     reserve_port,
     temporary_environment,
     worker_threads,
 )
+from drivetrain._runtimes.reservations import gpu_holders
 from drivetrain._runtimes.resources import visible_gpus
 
 __all__ = [
@@ -20,8 +22,10 @@ __all__ = [
     "ProcessValue",
     "WorkerGroup",
     "WrappedBackend",
+    "gpu_holders",
     "is_instance_of",
     "node_accelerators",
+    "port_to_bind",
     "reserve_port",
     "run_python",
     "temporary_environment",

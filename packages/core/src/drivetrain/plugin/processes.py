@@ -7,7 +7,7 @@ from drivetrain._runtimes.parent import ProcessParent
 from drivetrain._runtimes.processes import close_in_forked_children, kill_group
 from drivetrain._runtimes.resources import OomCounter, explain_exit
 from drivetrain._wire.commands import Refuse
-from drivetrain._wire.frames import Channel, Inbox, frame
+from drivetrain._wire.frames import Channel, Inbox, send_message
 from drivetrain._worker.leaving import EXIT_LIMIT_S
 from drivetrain._worker.output import flush_output
 
@@ -22,9 +22,9 @@ __all__ = [
     "describe_exit",
     "explain_exit",
     "flush_output",
-    "frame",
     "kill_group",
     "reseed",
+    "send_message",
 ]
 
 publish(__name__)
