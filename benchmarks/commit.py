@@ -21,7 +21,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
     local = bench.alternate({OURS: Job(script="commits.py", arguments={"commits": COMMITS})})[OURS]
     yield _compare("commit, local disk", local, FLOOR, Goal(bound=3))
     for name, what, *goals in (
-        ("commit, local disk", "commits", Goal(bound=1.1, of=FIRST, side=LAST)),
+        ("commit, local disk", "commits", Goal(bound=1.3, of=FIRST, side=LAST)),
         ("a durable write of the manifest's bytes", "floor"),
     ):
         yield readings(
