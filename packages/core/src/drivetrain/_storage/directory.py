@@ -335,15 +335,18 @@ class Storage:
                 jobs.append(Job(relative, partial(self._get_range, relative, name, local, start, count)))
         what = f"download of {self.path(name)}"
         run_jobs(jobs, what=what, limits=self.limits, in_thread=not self.is_local or len(jobs) > 4)
-        for relative, facts in (files or {}).items():
-            if relative not in sizes:
-                continue
+
+        def verify(relative: str, facts: StoredFile) -> None:
             local = os.path.join(target, relative)
             if sizes[relative] != facts.size or (facts.crc32 is not None and checksum(local) != facts.crc32):
                 raise CheckpointError(
                     f"[DT-409] {self.path(name, relative)} is damaged: expected {facts.size} bytes with the checksum "
                     f"from the upload, got {sizes[relative]} bytes. Use another checkpoint"
                 )
+
+        known = {relative: facts for relative, facts in (files or {}).items() if relative in sizes}
+        checks = [Job(relative, partial(verify, relative, facts)) for relative, facts in known.items()]
+        run_jobs(checks, what=f"check of {self.path(name)}", limits=self.limits, in_thread=len(checks) > 4)
         return sorted(sizes)
 
     def _ranges(self, name: str, relative: str, size: int) -> Sequence[tuple[int, int]]:
