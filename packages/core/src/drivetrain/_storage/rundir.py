@@ -9,8 +9,9 @@ import platform
 import posixpath
 import re
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage, open_storage, runs_location, with_short_deadline
+from drivetrain._storage.filesystem import flush_to_disk
 from drivetrain._storage.layout import (
     ARTIFACTS,
     CHECKPOINT_NAME_PATTERN,
@@ -132,14 +134,20 @@ def open_run(
         )
         directory, push, pull = _stage(stack, storage, record, config, notify, lock.check)
 
-        checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, notify, lock.check, push)
+        flushed = _Flush(storage, (RUN_FILE, TRAINER_FILE), push)
+        stack.callback(flushed.wait)
+        checkpoints = CheckpointManager(
+            storage, config.checkpoint_config, metadata, notify, lock.check, flushed.before_commit
+        )
         checkpoints.create_manifest()  # before the other files, so a run without a manifest has always lost it
         last_number, resumed = 0, ""
         if exists:
             pull()
             last_number, resumed = _prepare_resume(config, storage, checkpoints)
-        storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode())
-        storage.write_bytes(TRAINER_FILE, trainer)
+        storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode(), durable=exists)
+        storage.write_bytes(TRAINER_FILE, trainer, durable=exists)
+        if not exists:
+            flushed.start()
         for stale in ERROR_FILES:
             storage.delete(stale)
         yield OpenRun(
@@ -153,6 +161,43 @@ def open_run(
             resumed=resumed,
             push=push,
         )
+
+
+class _Flush:
+    """Flushes the files of a new run to the disk in the background, because the workers need not wait for the disk.
+
+    Before the first commit, the files must be on the disk: until then, the run has nothing that a power failure could
+    make worthless.
+
+    Args:
+        storage: the run directory.
+        names: the files.
+        push: called before each commit.
+    """
+
+    def __init__(self, storage: Storage, names: Sequence[str], push: Callable[[], None]) -> None:
+        self._storage = storage
+        self._push = push
+        self._thread = threading.Thread(target=self._run, args=(names,), daemon=True, name="drivetrain flush")
+
+    def start(self) -> None:
+        if self._storage.is_local:
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the files are on the disk, if that has begun."""
+        if self._thread.ident is not None:
+            self._thread.join(self._storage.limits.deadline_s)
+
+    def before_commit(self) -> None:
+        """Wait until the files are on the disk, and upload the results."""
+        self.wait()
+        self._push()
+
+    def _run(self, names: Sequence[str]) -> None:
+        with contextlib.suppress(OSError):  # another process has deleted the run; the commit will say so
+            for name in (*names, ""):
+                flush_to_disk(self._storage.path(name))
 
 
 def _shortened(fact: Any) -> Any:
