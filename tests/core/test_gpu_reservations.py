@@ -1,18 +1,23 @@
 """Runs of one user on one machine train on different GPUs. The GPUs are imitated: no worker touches them."""
 
+import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import drivetrain
 from drivetrain import (
+    Callback,
     Checkpoint,
     DataParallelTrainer,
     FailureConfig,
@@ -20,8 +25,10 @@ from drivetrain import (
     RunConfig,
     ScalingConfig,
 )
+from drivetrain._storage.holder import own_facts
+from drivetrain.plugin import Report
 from drivetrain.plugin.backends import gpu_holders
-from drivetrain.plugin.runtimes import LocalRuntime
+from drivetrain.plugin.runtimes import GroupSpec, LocalRuntime
 from drivetrain_console import main
 from tests.support import DEADLINE_S, Driver, Pipe, open_pipe, send_line, wait_for_release
 
@@ -279,6 +286,84 @@ def test_elastic_run_starts_with_as_many_workers_as_there_are_free_gpus(tmp_path
     assert gpus_of(pipe.receive(3), "elastic") == ["1", "2", "3"]
     first.finish()
     elastic.finish()
+
+
+def test_elastic_run_starts_with_the_gpus_that_another_run_has_left_in_the_meantime(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = LocalRuntime(gpus=FOUR)
+    launch, rivals, rival_has_gpus = runtime.launch, [], threading.Event()
+
+    def launch_after_another(spec: GroupSpec) -> Any:
+        if not rivals:
+            rivals.append(start("rival", tmp_path, workers=3))
+            assert rival_has_gpus.wait(DEADLINE_S)
+        return launch(spec)
+
+    monkeypatch.setattr(runtime, "launch", launch_after_another)
+    elastic = start("elastic", tmp_path, workers=(1, 4), runtime=runtime)
+    assert len(gpus_of(pipe.receive(3), "rival")) == 3
+    rival_has_gpus.set()
+
+    assert gpus_of(pipe.receive(1), "elastic") == ["3"]
+    rivals[0].finish()
+    elastic.finish()
+
+
+def test_run_that_a_callback_starts_shares_the_gpus_of_its_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+
+    class Evaluates(Callback):
+        def on_report(self, run: Any, report: Report) -> None:
+            found.append(fit_once("inner").metrics)
+
+    def fit_once(name: str, *callbacks: Callback) -> drivetrain.Result:
+        return DataParallelTrainer(
+            report_gpus,
+            scaling_config=ScalingConfig(num_workers=1, use_gpu=True, runtime=LocalRuntime(gpus=["0"])),
+            run_config=RunConfig(name=name, storage_path=tmp_path, verbose=0, callbacks=list(callbacks)),
+        ).fit()
+
+    outer = fit_once("outer", Evaluates())
+
+    assert (outer.metrics["gpus"], found[0]["gpus"]) == ("0", "0")
+    assert "inner: this run shares GPUs with another run of the same thread. GPU 0: run outer" in capfd.readouterr().err
+
+
+def report_gpus() -> None:
+    drivetrain.report({"gpus": os.environ["CUDA_VISIBLE_DEVICES"]})
+
+
+def test_facts_of_an_earlier_boot_hold_nothing(tmp_path: Path) -> None:
+    facts = {**own_facts(), "machine": "another boot/pid:[1]", "run": "old", "gpu": "0", "scope": ""}
+    directory = tmp_path / "gpus"
+    directory.mkdir(mode=0o700)
+    (directory / "0.abc.json").write_text(json.dumps(facts))
+
+    assert gpu_holders() == []
+    assert list(directory.iterdir()) == []
+
+
+def test_run_starts_without_a_reservation_if_its_directory_cannot_be_used(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("DRIVETRAIN_GPU_RESERVATIONS", str(tmp_path / "open"))
+    DataParallelTrainer(
+        report_gpus,
+        scaling_config=ScalingConfig(num_workers=1, use_gpu=True, runtime=LocalRuntime(gpus=["0"])),
+        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0),
+    ).fit()
+
+    assert "run: other runs may use the same GPUs: [DT-415]" in capfd.readouterr().err
+    assert gpu_holders() == []
+
+
+def test_pickled_runtime_still_does_not_wait() -> None:
+    assert pickle.loads(pickle.dumps(LocalRuntime(wait=False)))._wait is False
 
 
 def test_runs_of_a_batch_job_do_not_consider_the_runs_of_other_jobs(

@@ -287,6 +287,74 @@ def test_driver_that_was_suspended_in_a_commit_cannot_commit_after_another_has_t
             process.wait()
 
 
+@pytest.mark.usefixtures("locks_of_this_node")
+def test_late_heartbeat_does_not_bring_a_lock_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    storage = storage_of("local", tmp_path)
+    lost: list[RunInUseError] = []
+    late = RunLock(storage, on_lost=lost.append, beat_s=0.2)
+    reads, goes_on = threading.Event(), threading.Event()
+    beat = late._beat
+
+    def beat_late(place: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            reads.set()
+            assert goes_on.wait(DEADLINE_S)
+        beat(place)
+
+    monkeypatch.setattr(late, "_beat", beat_late)
+    with late.acquired():
+        assert reads.wait(DEADLINE_S)
+        with monkeypatch.context() as patch:
+            patch.setattr("drivetrain._storage.holder.machine", lambda: "another")
+            new = RunLock(storage, beat_s=0.2)
+            with new.acquired():
+                goes_on.set()
+                deadline = time.monotonic() + DEADLINE_S
+                while not lost:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                time.sleep(0.5)
+                new.check()
+                with pytest.raises(RunInUseError, match="DT-705"):
+                    late.check()
+
+
+def test_child_that_leaves_the_block_keeps_the_lock_of_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with RunLock(storage_of("local", tmp_path)).acquired():
+        if (pid := os.fork()) == 0:
+            try:
+                raise SystemExit
+            except SystemExit:
+                pass
+        else:
+            os.waitpid(pid, 0)
+    if pid == 0:
+        os._exit(0)
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+@pytest.mark.parametrize("clock", ["CLOCK_BOOTTIME", "calendar"])
+def test_lock_is_read_again_after_the_machine_has_slept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    storage = storage_of("fsspec", tmp_path)
+    lock = RunLock(storage)
+    with lock.acquired():
+        write_lock_of_another_machine(storage)
+        lock.check()  # the lease is valid
+        if clock == "calendar":
+            now = time.time
+            monkeypatch.setattr(time, "time", lambda: now() + 60)
+        else:
+            since_boot = time.clock_gettime
+            monkeypatch.setattr(time, "clock_gettime", lambda kind: since_boot(kind) + 60)
+        with pytest.raises(RunInUseError, match="DT-705"):
+            lock.check()
+
+
 def write_lock_of_another_machine(storage: Storage) -> None:
     facts = {"token": "another", "pid": 1, "host": "elsewhere", "since": "yesterday"}
     storage.write_bytes(".lock", json.dumps(facts).encode())

@@ -30,7 +30,7 @@ from drivetrain._driver.tasks import TaskFactory, require_pickling_of_task, scal
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._hooks.policy import FailurePolicy
-from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
+from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, RoomTakenError, Runtime
 from drivetrain._runtimes.stacks import own_stacks
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
@@ -174,6 +174,8 @@ class Controller:
                 _check_group(self._runtime, group, spec)
                 ending = self._drive(group, number, avoided)
             return ending
+        except RoomTakenError:  # the next specification is for the room that is left
+            return self._run_attempt(number)
         except Exception as error:  # raised by a backend, a callback, a dataset provider or the runtime
             if _prevents_attempts(error):
                 raise

@@ -30,7 +30,7 @@ _FIRST_UNPRIVILEGED = 1_024
 _PORTS = 10_000
 _ATTEMPTS = 200
 
-_reserved: list[socket.socket] = []
+_reserved: list[tuple[int, socket.socket]] = []
 _values: dict[str, Any] = {}
 
 
@@ -55,12 +55,24 @@ def reserve_port() -> int:
             except OSError:
                 name.close()
                 continue
-        _reserved.append(name)
+        _reserved.append((port, name))
         return port
+    for port, _ in _reserved:  # a process that serves many runs needs each port once more
+        if port in ports and _is_free(port):
+            return port
     raise ResourceError(
         f"[DT-309] expected a free port from {ports.start} to {ports.stop - 1}, got none in {_ATTEMPTS} attempts. End "
         f"processes that listen on ports of this machine, or select other ports with {PORTS}"
     )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def port_to_bind() -> int:

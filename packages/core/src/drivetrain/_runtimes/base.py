@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from drivetrain._wire.task import TrainTask
     from drivetrain.config import ScalingConfig
 
-__all__ = ["Group", "GroupOutput", "GroupSpec", "Runtime", "rank_environment"]
+__all__ = ["Group", "GroupOutput", "GroupSpec", "RoomTakenError", "Runtime", "rank_environment"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +73,10 @@ class GroupSpec:
     run_resources: ExitStack
     elastic: bool = False
     avoided: frozenset[str] = frozenset()
+
+
+class RoomTakenError(Exception):
+    """Another run has taken resources that :meth:`Runtime.room` had found for an elastic run."""
 
 
 class Group(CallableWorkers, Protocol):

@@ -117,8 +117,10 @@ class Connections:
         connection = self._inboxes[rank].socket
         writable = select.poll()
         writable.register(connection, select.POLLOUT)
-        remaining = memoryview(sealed(connection, data))
         with contextlib.suppress(OSError):
+            if not writable.poll(1000 * max(0.0, deadline - time.monotonic())):
+                return  # a code must not be computed for a message that is not sent
+            remaining = memoryview(sealed(connection, data))
             while remaining and writable.poll(1000 * max(0.0, deadline - time.monotonic())):
                 remaining = remaining[connection.send(remaining) :]
 

@@ -24,7 +24,7 @@ from drivetrain._worker.execute import Finished, Raised, RunningTask, Unwinding,
 from drivetrain._worker.main import notify
 from drivetrain._worker.output import flush_output
 from drivetrain._worker.session import Outbox
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, StorageError
 
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
@@ -173,7 +173,8 @@ class InProcessRuntime(Runtime):
         gpus = _own_gpus(spec.scaling)
         with contextlib.ExitStack() as cleanup:
             if gpus and reserves_gpus():
-                cleanup.callback(_reserve(spec, gpus).release)
+                with contextlib.suppress(StorageError):  # other runs will not see it
+                    cleanup.callback(_reserve(spec, gpus).release)
             group = InProcessGroup(gpus, spec.interrupts, cleanup)
             ranks = rank_environment(group.workers[0], world_size=1, local_world_size=1)
             cleanup.enter_context(temporary_environment({**spec.environment, **ranks}))

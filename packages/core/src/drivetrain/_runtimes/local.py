@@ -38,7 +38,7 @@ from drivetrain._runtimes.stacks import collect_stacks
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.leaving import EXIT_LIMIT_S
 from drivetrain._worker.output import open_log
-from drivetrain.errors import WaitTimeoutError, WorkerDiedError
+from drivetrain.errors import StorageError, WaitTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
@@ -354,6 +354,7 @@ class LocalRuntime(Runtime):
     _gpus: Sequence[str] | None = None
     _servers = kept_servers
     _wait = True
+    _room = 0  # the number of workers for which there was room lately, if each needs GPUs of its own
 
     def __init__(
         self, *, gpus: Sequence[str] | None = None, servers: ForkServers | None = None, wait: bool = True
@@ -364,7 +365,7 @@ class LocalRuntime(Runtime):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle this runtime without its arguments, which are valid in this process only."""
-        return type(self), ()
+        return (partial(type(self), wait=False), ()) if not self._wait else (type(self), ())
 
     @cached_property
     def _reservations(self) -> WeakKeyDictionary[contextlib.ExitStack, Reservation]:
@@ -410,22 +411,32 @@ class LocalRuntime(Runtime):
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """Return the number of workers for which there are free GPUs; the maximum number if workers use no GPUs."""
-        if scaling.num_gpus_per_worker == 0:
-            return scaling.max_workers
-        held = {holder.gpu for holder in gpu_holders(without=list(self._reservations.values()))}
-        return workers_that_fit(scaling, sum(gpu not in held for gpu in self._visible_gpus()))
+        is_shared = 0 <= scaling.num_gpus_per_worker < 1 or "CUDA_VISIBLE_DEVICES" in os.environ
+        held: set[str] = set()
+        if not is_shared:
+            held = {holder.gpu for holder in gpu_holders(without=list(self._reservations.values()))}
+        room = workers_that_fit(scaling, sum(gpu not in held for gpu in self._visible_gpus()))
+        self._room = 0 if is_shared else room
+        return room
 
     def _reserve(self, spec: GroupSpec) -> Sequence[str]:
         """Return the GPUs of a run, which stay reserved until the run ends."""
         gpus, count = self._visible_gpus(), required_gpus(replace(spec.scaling, num_workers=spec.num_workers))
         if count == 0 or count > len(gpus) or not reserves_gpus():
             return gpus
+        console = spec.output.console
         reservation = self._reservations.get(spec.run_resources)
         if reservation is None:
-            reservation = Reservation(spec.output.console.name or "without a name")
+            try:
+                reservation = Reservation(console.name or "without a name")
+            except StorageError as error:
+                remedy = "Set DRIVETRAIN_GPU_RESERVATIONS to a directory of your own, or to off"
+                console.print(f"{console.name}: other runs may use the same GPUs: {error}. {remedy}", error=True)
+                return gpus
             spec.run_resources.callback(reservation.release)
             self._reservations[spec.run_resources] = reservation
-        return reserve_gpus(reservation, spec, gpus, count, wait=self._wait)
+        may_shrink = spec.elastic and self._room >= spec.num_workers
+        return reserve_gpus(reservation, spec, gpus, count, wait=self._wait, may_shrink=may_shrink)
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:

@@ -19,17 +19,20 @@ import json
 import os
 import secrets
 import select
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+from weakref import WeakSet
 
 from drivetrain._base.descriptors import close_in_children, close_locked
+from drivetrain._runtimes.base import RoomTakenError
 from drivetrain._runtimes.nvml import other_processes
-from drivetrain._storage.holder import is_on_this_machine, is_running, own_facts, parse
+from drivetrain._storage.holder import boot_id, is_on_this_machine, is_running, own_facts, parse
 from drivetrain._storage.node import is_file_at, machine_directory, private_directory, try_lock
-from drivetrain.errors import ResourceError
+from drivetrain.errors import ResourceError, StorageError
 
 if TYPE_CHECKING:
     from drivetrain._base.interrupts import Interrupts
@@ -42,6 +45,7 @@ _OFF = "off"
 _BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _LOCK = ".lock"
 _FACTS = ".json"
+_of_this_process: WeakSet[Reservation] = WeakSet()
 _CHECK_S = 0.5
 """Seconds between two attempts to lock GPUs. A lock of a file cannot be waited for together with other events."""
 
@@ -71,15 +75,20 @@ class Reservation:
 
     Args:
         run: the name of the run, for messages in other runs.
+
+    Attributes:
+        thread: the thread that waits for the run.
     """
 
     def __init__(self, run: str) -> None:
         self.run = run
         self._token = secrets.token_hex(8)
         self._owner = os.getpid()
+        self.thread = threading.get_ident()
         self._directory = _directory()
         self._descriptors: dict[str, int] = {}
         self._used: list[str] = []
+        _of_this_process.add(self)
 
     @property
     def gpus(self) -> Sequence[str]:
@@ -104,11 +113,13 @@ class Reservation:
                     break
                 if gpu not in self.gpus and self._lock(gpu, shared=shared, as_only_one=is_exclusive):
                     taken.append(gpu)
-        if len(self.gpus) >= count:
-            return True
+        has_enough = len(self.gpus) >= count
         for gpu in taken:
-            self._release(gpu)
-        return False
+            if has_enough:
+                self._describe(gpu)
+            else:
+                close_locked(self._descriptors.pop(gpu))
+        return has_enough
 
     def use_anyway(self, gpus: Sequence[str], count: int) -> None:
         """Add GPUs that other runs have reserved, until the run has this number."""
@@ -133,7 +144,6 @@ class Reservation:
             close_locked(descriptor)
             return False
         self._descriptors[gpu] = descriptor
-        self._describe(gpu)
         return True
 
     def _describe(self, gpu: str) -> None:
@@ -155,12 +165,13 @@ class Reservation:
 
 
 def reserve_gpus(
-    reservation: Reservation, spec: GroupSpec, gpus: Sequence[str], count: int, *, wait: bool
+    reservation: Reservation, spec: GroupSpec, gpus: Sequence[str], count: int, *, wait: bool, may_shrink: bool
 ) -> Sequence[str]:
     """Reserve GPUs for the workers of a run, and wait until enough of them are free.
 
     GPUs without processes of other programs are preferred. If the user has selected GPUs by ``CUDA_VISIBLE_DEVICES``,
-    the run does not wait, but shares them with other runs.
+    the run does not wait, but shares them with other runs. Nor does it wait for a run whose end waits for this one,
+    because a callback of that run has started it.
 
     Args:
         reservation: the reservation of the run.
@@ -168,12 +179,14 @@ def reserve_gpus(
         gpus: the ids of the GPUs from which to choose.
         count: the number of GPUs that the run needs.
         wait: True to wait for GPUs; False to raise an error.
+        may_shrink: True if the run can do with fewer GPUs than requested.
 
     Returns:
         The ids of the reserved GPUs, in the order in which they were passed.
 
     Raises:
         ResourceError: too few GPUs are free, and ``wait`` is False.
+        RoomTakenError: too few GPUs are free, and ``may_shrink`` is True.
         BaseException: the end of the run was requested during the wait.
     """
 
@@ -185,9 +198,14 @@ def reserve_gpus(
     shared = 0 < spec.scaling.num_gpus_per_worker < 1
     if not reservation.take(candidates, count, shared=shared):
         held_by = "; ".join(str(holder) for holder in gpu_holders(without=[reservation]) if holder.gpu in gpus)
+        if may_shrink:
+            raise RoomTakenError
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             reservation.use_anyway(candidates, count)
             notify(f"CUDA_VISIBLE_DEVICES selects GPUs that another run uses. {held_by}")
+        elif _waits_for_itself(reservation, gpus, count):
+            reservation.use_anyway(candidates, count)
+            notify(f"this run shares GPUs with another run of the same thread. {held_by}")
         elif not wait:
             raise _too_few(gpus, count, held_by)
         else:
@@ -198,6 +216,13 @@ def reserve_gpus(
     if used := [f"GPU {gpu}: {foreign[gpu]}" for gpu in chosen if gpu in foreign]:
         notify(f"other programs use GPUs of this run. {'; '.join(used)}")
     return chosen
+
+
+def _waits_for_itself(reservation: Reservation, gpus: Sequence[str], count: int) -> bool:
+    """Return True if a run needs GPUs that runs hold which cannot end before it."""
+    others = [each for each in _of_this_process if each.thread == threading.get_ident() and each is not reservation]
+    outer = {gpu for each in others for gpu in each.gpus if gpu in gpus}
+    return bool(outer) and count > len(gpus) - len(outer)
 
 
 def require_free(gpus: Sequence[str], count: int) -> None:
@@ -237,16 +262,32 @@ def gpu_holders(*, without: Collection[Reservation] = ()) -> list[GpuHolder]:
     """
     left_out = [reservation._token for reservation in without]
     found: list[GpuHolder] = []
-    if not reserves_gpus():
+    try:
+        directory = _directory() if reserves_gpus() else None
+    except StorageError:  # no run could have reserved a GPU there either
+        directory = None
+    if directory is None:
         return found
-    for path, facts in _read_all(_directory()):
-        if is_on_this_machine(facts) and not is_running(facts):
+    for path, facts in _read_all(directory):
+        if not _may_run(facts, path):
             with contextlib.suppress(OSError):
                 os.unlink(path)  # left by a killed driver
         elif facts.get("scope") == _scope(os.environ) and path.split(".")[-2] not in left_out:
             names = [facts.get(name) for name in ("gpu", "run", "since")]
             found.append(GpuHolder(str(names[0]), str(names[1]), facts["pid"], str(names[2])))
     return sorted(found, key=lambda holder: (len(holder.gpu), holder.gpu, holder.since, holder.run))
+
+
+def _may_run(facts: dict[str, Any], path: str) -> bool:
+    """Return True if the driver that described itself in a file is running, or may be."""
+    if is_on_this_machine(facts):
+        return is_running(facts)
+    if boot_id(facts) != boot_id(own_facts()):
+        return False
+    lock = os.path.join(os.path.dirname(path), os.path.basename(path).rsplit(".", 2)[0] + _LOCK)
+    with contextlib.suppress(OSError), open(lock, "rb") as file:  # of a driver in another container
+        return not try_lock(file.fileno(), fcntl.LOCK_EX)
+    return False
 
 
 def reserves_gpus() -> bool:
@@ -258,10 +299,13 @@ def _directory() -> str:
     """Return the directory of the reservations.
 
     Raises:
-        StorageError: other users can write to it.
+        StorageError: there is no directory to which no other user can write.
     """
     chosen = os.environ.get(_VARIABLE)
-    return private_directory(chosen) if chosen else machine_directory("gpus")
+    try:
+        return private_directory(chosen) if chosen else machine_directory("gpus")
+    except OSError as error:
+        raise StorageError(f"{chosen or 'the temporary directory'}: {error.strerror}") from error
 
 
 def _read_all(directory: str) -> Iterator[tuple[str, dict[str, Any]]]:

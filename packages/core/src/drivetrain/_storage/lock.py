@@ -8,7 +8,8 @@ holder, and contains a token that only the holder knows: the **fencing token**. 
 
 Clocks of two machines are never compared. On a filesystem with locks, the holder also locks the file, and the kernel
 releases the lock when the process exits. That lock alone does not suffice: on some network filesystems it is only valid
-on one node, so that two nodes could lock the same file.
+on one node, so that two nodes could lock the same file. There, a driver that takes the lock over creates a new file, so
+that a late heartbeat of the former holder, which is written to the file that it has opened, cannot bring it back.
 
 A driver that was suspended, or cut off from the storage, may have lost the lock without noticing. So it checks the lock
 before each commit (:meth:`RunLock.check`). The check costs nothing as long as the last heartbeat is so recent that no
@@ -45,6 +46,9 @@ _BEAT_S = 5.0
 _LEASE_BEATS = 2.0
 """The number of heartbeat periods for which a holder need not check whether it still holds the lock."""
 
+_EMPTY_WAIT_S = 0.5
+"""Seconds to wait for the content of a file that another driver may have just created."""
+
 _PATIENCE_BEATS = 2.5
 """The number of heartbeat periods for which the file must not change before a driver of another machine takes it."""
 
@@ -61,6 +65,10 @@ class RunLock:
         on_lost: called with the error that :meth:`check` raises from now on, on another thread, as soon as this driver
             notices that another driver has taken the lock over.
         beat_s: seconds between two heartbeats.
+
+    Attributes:
+        confirm: called if the holder cannot be sure by the token alone, because a heartbeat has come late. It raises a
+            StorageError if another driver has worked on the run.
     """
 
     def __init__(
@@ -75,11 +83,12 @@ class RunLock:
         self._notify = notify
         self._on_lost = on_lost
         self._beat_s = beat_s
-        self._token = secrets.token_hex(8)
-        self._beaten_at = -float("inf")  # monotonic time at which the last successful heartbeat began
+        self._facts = {"token": secrets.token_hex(8), **own_facts()}
+        self._beaten_at = _Moment(-float("inf"), -float("inf"))  # when the last successful heartbeat began
         self._beats = 0
         self._lost = ""
         self._place: _Object | _LockedFile = _Object(storage)
+        self.confirm: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
     def acquired(self) -> Iterator[None]:
@@ -106,6 +115,8 @@ class RunLock:
         """
         if not self._lost and self._has_lapsed():
             self._require_own(self._place.read())
+            if not self._lost:
+                self.confirm()
         if self._lost:
             raise self._taken_over()
 
@@ -119,13 +130,18 @@ class RunLock:
                     self._wait_for_release(place, held)
                 if not place.is_current():  # the previous holder has deleted the file
                     continue
-                _held_tokens.add(self._token)
-                attempt.callback(_held_tokens.discard, self._token)
+                if not place.make_own(held):
+                    continue
+                token = self._facts["token"]
+                _held_tokens.add(token)
+                attempt.callback(_held_tokens.discard, token)
                 attempt.callback(self._release, place)
+                began = time.monotonic()
                 self._beat(place)
-                found = place.read()
-                if found and parse(found, LOCK_FILE).get("token") != self._token:
-                    raise self._in_use(found)
+                self._require_only(place.read())
+                if not place.is_exclusive:  # another driver may have read the storage before this one wrote
+                    time.sleep(2 * (time.monotonic() - began))
+                    self._require_only(place.read())
                 stack.push(attempt.pop_all())
                 return place
 
@@ -137,10 +153,14 @@ class RunLock:
                 pass
         return _Object(self._storage)
 
+    def _require_only(self, found: bytes | None) -> None:
+        if found and parse(found, LOCK_FILE).get("token") != self._facts["token"]:
+            raise self._in_use(found)
+
     @contextlib.contextmanager
     def _locked_file(self) -> Iterator[_LockedFile]:
         path = self._storage.path(LOCK_FILE)
-        descriptor = _open(path)
+        descriptor, is_new = _open(path)
         close_in_children(descriptor)
         try:
             try:
@@ -149,7 +169,7 @@ class RunLock:
                 raise _NoLocks from error
             if not is_locked:
                 raise self._in_use(os.pread(descriptor, 4096, 0))
-            yield _LockedFile(self._storage, path, descriptor)
+            yield _LockedFile(self._storage, path, descriptor, is_new=is_new)
         finally:
             close_locked(descriptor)
 
@@ -176,37 +196,53 @@ class RunLock:
 
     def _beat_until(self, ended: threading.Event) -> None:
         place = self._place
+        with contextlib.suppress(OSError):
+            place.flush()
         while not ended.wait(self._beat_s):
             with contextlib.suppress(StorageError, OSError):  # the network may be down, or descriptors may run out
+                began, has_lapsed = _Moment.now(), self._has_lapsed()
                 found = place.read()
-                if found is not None or self._has_lapsed():
+                if found is not None or has_lapsed:
                     self._require_own(found)
+                if not self._lost:
+                    self._beat(place)
+                    place.flush()
+                    is_late = _Moment.now().seconds_after(began) > self._beat_s / 2
+                    if has_lapsed or is_late:  # another driver may have come between the read and the write
+                        self._confirm_or_lose()
                 if self._lost:
                     self._on_lost(self._taken_over())
                     return
-                self._beat(place)
+
+    def _confirm_or_lose(self) -> None:
+        try:
+            self.confirm()
+        except StorageError as error:
+            self._beaten_at = _Moment(-float("inf"), -float("inf"))  # so the next check asks again
+            if "[DT-705]" in str(error):
+                self._lost = "another driver"
 
     def _beat(self, place: _Object | _LockedFile) -> None:
-        began = time.monotonic()
-        place.write(json.dumps({"token": self._token, **own_facts(), "beat": self._beats}).encode())
+        began = _Moment.now()
+        place.write(json.dumps({**self._facts, "beat": self._beats}).encode())
         self._beats += 1
         self._beaten_at = began
 
     def _has_lapsed(self) -> bool:
-        return time.monotonic() - self._beaten_at > _LEASE_BEATS * self._beat_s
+        return _Moment.now().seconds_after(self._beaten_at) > _LEASE_BEATS * self._beat_s
 
     def _require_own(self, found: bytes | None) -> None:
         """Note that the lock is lost if the token is another one. A missing file means: to a driver that has ended."""
         holder = parse(found, LOCK_FILE)
-        if holder.get("token") != self._token:
+        if holder.get("token") != self._facts["token"]:
             self._lost = describe(holder) if found else "another driver, which has ended"
 
     def _release(self, place: _Object | _LockedFile) -> None:
-        """Delete the file, if it is this lock's."""
-        if self._lost:
+        """Delete the file, if it is this lock's. A process that was forked from the driver does not."""
+        if self._lost or os.getpid() != self._facts["pid"]:
             return
         with contextlib.suppress(StorageError, OSError):
-            if parse(place.read(), LOCK_FILE).get("token") == self._token:
+            if parse(place.read(), LOCK_FILE).get("token") == self._facts["token"]:
                 place.delete()
 
     def _taken_over(self) -> RunInUseError:
@@ -239,34 +275,54 @@ class _Object:
     def is_current(self) -> bool:
         return True
 
+    def make_own(self, held: bytes | None) -> bool:
+        return True
+
+    def flush(self) -> None:
+        pass
+
 
 class _LockedFile:
     """The file ``.lock`` on a filesystem with locks, which this process has locked.
 
-    Each access opens the file again, because NFS only compares its cache with the server when a file is opened or
-    closed.
+    Args:
+        storage: the run directory.
+        path: the path of the file.
+        descriptor: the locked descriptor. All writes go to it, so that they never reach the file of another driver.
+        is_new: True if this process has created the file. Only one process can do that, also on a network filesystem.
     """
 
     is_exclusive = True
 
-    def __init__(self, storage: Storage, path: str, descriptor: int) -> None:
+    def __init__(self, storage: Storage, path: str, descriptor: int, *, is_new: bool) -> None:
         self._storage = storage
         self._path = path
         self._descriptor = descriptor
+        self._is_new = is_new
 
     def read(self) -> bytes | None:
-        return self._storage.read_bytes(LOCK_FILE)
+        """Return the content of the file that has the path now.
+
+        It is opened again, because NFS compares its cache with the server only when a file is opened. On SMB, only the
+        locked descriptor can read it.
+        """
+        try:
+            return self._storage.read_bytes(LOCK_FILE)
+        except StorageError:
+            if not self.is_current():
+                raise
+            return os.pread(self._descriptor, _FILE_BYTES, 0)
 
     def write(self, data: bytes) -> None:
         def write() -> None:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                os.pwrite(descriptor, data.ljust(_FILE_BYTES), 0)
-                os.ftruncate(descriptor, _FILE_BYTES)
-            finally:
-                os.close(descriptor)
+            os.pwrite(self._descriptor, data.ljust(_FILE_BYTES), 0)
+            os.ftruncate(self._descriptor, _FILE_BYTES)
 
         self._storage.call(f"write {LOCK_FILE}", write)
+
+    def flush(self) -> None:
+        """Send what was written to the server of a network filesystem, where other nodes read it."""
+        os.fdatasync(self._descriptor)
 
     def delete(self) -> None:
         os.unlink(self._path)
@@ -274,11 +330,46 @@ class _LockedFile:
     def is_current(self) -> bool:
         return is_file_at(self._descriptor, self._path)
 
+    def make_own(self, held: bytes | None) -> bool:
+        """Return True if no other node can write to the file. Otherwise delete it, so that a new one can be created."""
+        holder = parse(held, LOCK_FILE)
+        if self._is_new or (holder and boot_id(holder) == boot_id(own_facts())):
+            return True
+        if not held:  # another node may have created the file, and not written to it yet
+            time.sleep(_EMPTY_WAIT_S)
+            if self.read():
+                return False
+        if self.is_current():
+            os.unlink(self._path)
+        return False
 
-def _open(path: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+class _Moment(NamedTuple):
+    """A point in time, on a clock that also runs while the machine sleeps, and on the clock of the calendar.
+
+    The latter also runs while a virtual machine is paused. If someone sets it, the lock is checked once too often.
+    """
+
+    since_boot: float
+    calendar: float
+
+    @classmethod
+    def now(cls) -> _Moment:
+        return cls(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+    def seconds_after(self, earlier: _Moment) -> float:
+        """Return the longer time of both clocks."""
+        return max(self.since_boot - earlier.since_boot, self.calendar - earlier.calendar)
+
+
+def _open(path: str) -> tuple[int, bool]:
+    """Open the file, and return its descriptor, and whether it was created."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    mode = run_file(LOCK_FILE).mode
     try:
-        return os.open(path, flags, run_file(LOCK_FILE).mode)
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, mode), True
+        return os.open(path, flags | os.O_CREAT, mode), False
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise StorageError(f"{path}: expected a regular file, got something else. Delete it") from error

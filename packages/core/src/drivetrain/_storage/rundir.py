@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,9 @@ def open_run(
         if exists:
             pull()
             last_number, resumed = _prepare_resume(config, storage, checkpoints)
-        storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode(), durable=exists)
-        storage.write_bytes(TRAINER_FILE, trainer, durable=exists)
+        _write_files(storage, record, trainer, lock, durable=exists)
         if not exists:
             flushed.start()
-        for stale in ERROR_FILES:
-            storage.delete(stale)
         yield OpenRun(
             name=name,
             id=record["id"],
@@ -161,6 +159,16 @@ def open_run(
             resumed=resumed,
             push=push,
         )
+
+
+def _write_files(storage: Storage, record: Mapping[str, Any], trainer: bytes, lock: RunLock, *, durable: bool) -> None:
+    """Write the files that describe the run, and delete those about an earlier failure, unless the lock is lost."""
+    storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode(), durable=durable, guard=lock.check)
+    lock.confirm = partial(storage.require_run, record["id"], record["starts"])
+    storage.write_bytes(TRAINER_FILE, trainer, durable=durable, guard=lock.check)
+    for stale in ERROR_FILES:
+        lock.check()
+        storage.delete(stale)
 
 
 class _Flush:

@@ -333,7 +333,7 @@ class WorkerListener:
         except OSError:
             connection.close()
             return None
-        if len(self._pending) >= self._pending_limit:  # the oldest peer is no worker, because workers send at once
+        if len(self._pending) >= self._pending_limit:  # the oldest peer is probably no worker: those answer at once
             self._close_oldest_peer()
         self._pending[connection.fileno()] = peer
         self._poll.register(connection, select.EPOLLIN)
