@@ -69,7 +69,7 @@ def test_workers_without_gpus_get_none() -> None:
 @pytest.mark.parametrize(
     ("workers", "each", "words"),
     [
-        (3, 1, "3 workers with 1 GPUs each require 3 GPUs on this machine, which has 2 (0, 1)"),
+        (3, 1, "3 workers with 1 GPU each require 3 GPUs on this machine, which has 2 (0, 1)"),
         (5, 0.5, "require 3 GPUs on this machine, which has 2 (0, 1)"),
         (1, 1.5, "a whole number or a fraction below 1, got 1.5"),
     ],

@@ -71,9 +71,11 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
         available = f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none"
         if (allowed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
             available += f" with CUDA_VISIBLE_DEVICES={allowed!r}"
+        asked = f"{workers} worker{'s' * (workers != 1)} with {each:g} GPU{'s' * (each != 1)} each"
+        remedy = "Set a smaller num_workers, set use_gpu=False" if gpus else "Set use_gpu=False"
         raise ResourceError(
-            f"[DT-301] {workers} workers with {each:g} GPUs each require {needed} GPUs on this machine, which has "
-            f"{available}. Set a smaller num_workers, set use_gpu=False, or connect to a Ray cluster with enough GPUs"
+            f"[DT-301] {asked} require {needed} GPUs on this machine, which has {available}. {remedy}, or connect to a "
+            "Ray cluster with enough GPUs"
         )
     return [tuple(part) for part in parts]
 
