@@ -141,8 +141,7 @@ def _processors() -> Iterator[Finding]:
     found = f"{usable} of {total} usable, load {load:.1f}"
     quota = _read_cgroup_value("cpu.max")
     if quota is not None and quota < usable:
-        advice = "workers share the visible CPUs evenly: set resources_per_worker={'CPU': ...} to fit the limit"
-        yield Finding("CPUs", "warning", f"{found}, limited to {quota:.1f} by the cgroup", advice)
+        yield Finding("CPUs", "ok", f"{found}, limited to {quota:.1f} by the cgroup, which workers share evenly")
     elif load > 2 * usable:
         yield Finding("CPUs", "warning", found, "other processes are using the CPUs: timings will be unreliable")
     else:

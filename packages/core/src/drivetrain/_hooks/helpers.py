@@ -48,16 +48,13 @@ def reserve_port() -> int:
     ports = port_range() or _ports_below_the_ephemeral()
     for port in random.SystemRandom().sample(ports, min(len(ports), _ATTEMPTS)):
         name = socket.socket(socket.AF_UNIX)
-        with socket.socket() as probe:
-            try:
-                name.bind(f"\0drivetrain-port-{port}")
-                probe.bind(("", port))
-            except OSError:
-                name.close()
-                continue
-        _reserved.append((port, name))
-        return port
-    for port, _ in _reserved:  # a process that serves many runs needs each port once more
+        with contextlib.suppress(OSError):  # another process has reserved the port
+            name.bind(f"\0drivetrain-port-{port}")
+            if _is_free(port):
+                _reserved.append((port, name))
+                return port
+        name.close()
+    for port, _ in _reserved:  # a process that serves many runs uses its ports again
         if port in ports and _is_free(port):
             return port
     raise ResourceError(

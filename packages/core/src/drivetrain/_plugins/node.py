@@ -7,16 +7,17 @@ import functools
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from drivetrain._plugins.frameworks import installed_frameworks
 from drivetrain._version import __version__
 
-__all__ = ["differing_versions", "gpu_driver", "gpu_models", "names_of_gpus", "own_versions"]
+__all__ = ["BUILDS", "differing_versions", "gpu_driver", "gpu_models", "names_of_gpus", "own_versions"]
+
+BUILDS = ("", "-cpu", "-gpu")
+"""The endings of the names under which the builds of a framework are published."""
 
 _NVIDIA = Path("/proc/driver/nvidia")
-_VARIANTS = ("", "-cpu", "-gpu")  # builds of a framework that are published under separate names
 _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 _NUMBER = re.compile(r"\d+\.\d+(\.\d+)?")
@@ -26,11 +27,13 @@ _LOCAL_LABEL = re.compile(r"\+.*")
 @functools.cache
 def own_versions(nvidia: Path = _NVIDIA) -> Mapping[str, str]:
     """Return the versions of Python, drivetrain, the frameworks with a plugin, and the driver of the GPUs, by name."""
+    from importlib.metadata import PackageNotFoundError, version  # at the top, it would delay the start of every run
+
     versions = {"Python": platform.python_version(), "drivetrain": __version__}
     for name in installed_frameworks():
-        for variant in _VARIANTS:
+        for build in BUILDS:
             with contextlib.suppress(PackageNotFoundError):
-                versions[name] = version(f"{name}{variant}")
+                versions[name] = version(f"{name}{build}")
                 break
     if driver := gpu_driver(nvidia):
         versions["NVIDIA driver"] = driver

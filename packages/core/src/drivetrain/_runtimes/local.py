@@ -26,6 +26,7 @@ from drivetrain._runtimes.reservations import Reservation, gpu_holders, require_
 from drivetrain._runtimes.resources import (
     OomCounter,
     explain_exit,
+    gpus_are_selected,
     partition_gpus,
     required_gpus,
     threads_per_worker,
@@ -379,8 +380,7 @@ class LocalRuntime(Runtime):
         """Check that this machine has enough GPUs for the minimum number of workers, free ones if it must not wait."""
         smallest, gpus = replace(scaling, num_workers=scaling.min_workers), self._visible_gpus()
         partition_gpus(smallest, gpus)
-        is_shared = 0 < scaling.num_gpus_per_worker < 1 or "CUDA_VISIBLE_DEVICES" in os.environ
-        if scaling.use_gpu and not (self._wait or is_shared):
+        if scaling.use_gpu and not self._wait and not _may_share_gpus(scaling):
             require_free(gpus, required_gpus(smallest))
 
     def ignored_settings(self, scaling: ScalingConfig) -> list[str]:
@@ -411,13 +411,12 @@ class LocalRuntime(Runtime):
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """Return the number of workers for which there are free GPUs; the maximum number if workers use no GPUs."""
-        is_shared = 0 <= scaling.num_gpus_per_worker < 1 or "CUDA_VISIBLE_DEVICES" in os.environ
-        held: set[str] = set()
-        if not is_shared:
-            held = {holder.gpu for holder in gpu_holders(without=list(self._reservations.values()))}
-        room = workers_that_fit(scaling, sum(gpu not in held for gpu in self._visible_gpus()))
-        self._room = 0 if is_shared else room
-        return room
+        gpus = self._visible_gpus()
+        if not scaling.use_gpu or _may_share_gpus(scaling):
+            return workers_that_fit(scaling, len(gpus))
+        held = {holder.gpu for holder in gpu_holders(without=list(self._reservations.values()))}
+        self._room = workers_that_fit(scaling, sum(gpu not in held for gpu in gpus))
+        return self._room
 
     def _reserve(self, spec: GroupSpec) -> Sequence[str]:
         """Return the GPUs of a run, which stay reserved until the run ends."""
@@ -469,6 +468,11 @@ class LocalRuntime(Runtime):
                     done = partial(self._servers.release, server)
         finally:
             done()
+
+
+def _may_share_gpus(scaling: ScalingConfig) -> bool:
+    """Return True if the workers of a run can use GPUs that another run has reserved."""
+    return 0 < scaling.num_gpus_per_worker < 1 or gpus_are_selected()
 
 
 def _environment(spec: GroupSpec) -> dict[str, str]:

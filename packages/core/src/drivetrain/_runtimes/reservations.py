@@ -30,6 +30,7 @@ from weakref import WeakSet
 from drivetrain._base.descriptors import close_in_children, close_locked
 from drivetrain._runtimes.base import RoomTakenError
 from drivetrain._runtimes.nvml import other_processes
+from drivetrain._runtimes.resources import gpus_are_selected
 from drivetrain._storage.holder import boot_id, is_on_this_machine, is_running, own_facts, parse
 from drivetrain._storage.node import is_file_at, machine_directory, private_directory, try_lock
 from drivetrain.errors import ResourceError, StorageError
@@ -45,9 +46,11 @@ _OFF = "off"
 _BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _LOCK = ".lock"
 _FACTS = ".json"
-_of_this_process: WeakSet[Reservation] = WeakSet()
 _CHECK_S = 0.5
 """Seconds between two attempts to lock GPUs. A lock of a file cannot be waited for together with other events."""
+
+_of_this_process: WeakSet[Reservation] = WeakSet()
+"""The reservations of this process, to recognize a run that would wait for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,7 @@ def reserve_gpus(
         held_by = "; ".join(str(holder) for holder in gpu_holders(without=[reservation]) if holder.gpu in gpus)
         if may_shrink:
             raise RoomTakenError
-        if "CUDA_VISIBLE_DEVICES" in os.environ:
+        if gpus_are_selected():
             reservation.use_anyway(candidates, count)
             notify(f"CUDA_VISIBLE_DEVICES selects GPUs that another run uses. {held_by}")
         elif _waits_for_itself(reservation, gpus, count):

@@ -18,6 +18,7 @@ __all__ = [
     "OomCounter",
     "accelerator_sort_key",
     "explain_exit",
+    "gpus_are_selected",
     "order_nodes",
     "partition_gpus",
     "required_gpus",
@@ -46,6 +47,11 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = _D
         return list(itertools.takewhile(_GPU_ID.fullmatch, map(str.strip, allowed.split(","))))
     files = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return [str(index) for index in range(len(files))]
+
+
+def gpus_are_selected() -> bool:
+    """Return True if the user, or a batch system, has selected GPUs for this process."""
+    return "CUDA_VISIBLE_DEVICES" in os.environ
 
 
 def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, ...]]:

@@ -30,7 +30,7 @@ from drivetrain._storage.layout import RUN_FILE, VERSION, check_version, require
 from drivetrain._storage.reading import Fields, open_regular, parse_json, read_regular
 from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
-from drivetrain.errors import CheckpointError, StorageError
+from drivetrain.errors import CheckpointError, RunInUseError, StorageError
 
 __all__ = ["Storage", "open_storage", "runs_location", "with_short_deadline"]
 
@@ -241,7 +241,8 @@ class Storage:
                 does not check whether another driver has taken the run over.
 
         Raises:
-            StorageError: this process sees another directory at the path, or another driver has taken the run over.
+            StorageError: this process sees another directory at the path.
+            RunInUseError: another driver has taken the run over.
         """
         facts = self.read_json(RUN_FILE)
         if facts is None or facts.values.get("id") != run_id:
@@ -250,7 +251,7 @@ class Storage:
                 "see. Set a storage_path that all nodes share, such as a network filesystem or a bucket"
             )
         if driver_count is not None and facts.values.get("starts") != driver_count:
-            raise StorageError(
+            raise RunInUseError(
                 f"[DT-705] the run directory {self.root} has been taken over by another driver. This worker stops"
             )
 

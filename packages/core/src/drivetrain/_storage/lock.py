@@ -68,7 +68,7 @@ class RunLock:
 
     Attributes:
         confirm: called if the holder cannot be sure by the token alone, because a heartbeat has come late. It raises a
-            StorageError if another driver has worked on the run.
+            RunInUseError if another driver has worked on the run.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RunLock:
         self._on_lost = on_lost
         self._beat_s = beat_s
         self._facts = {"token": secrets.token_hex(8), **own_facts()}
-        self._beaten_at = _Moment(-float("inf"), -float("inf"))  # when the last successful heartbeat began
+        self._beaten_at = _NEVER  # when the last successful heartbeat began
         self._beats = 0
         self._lost = ""
         self._place: _Object | _LockedFile = _Object(storage)
@@ -217,10 +217,10 @@ class RunLock:
     def _confirm_or_lose(self) -> None:
         try:
             self.confirm()
-        except StorageError as error:
-            self._beaten_at = _Moment(-float("inf"), -float("inf"))  # so the next check asks again
-            if "[DT-705]" in str(error):
-                self._lost = "another driver"
+        except RunInUseError:
+            self._lost = "another driver"
+        except StorageError:
+            self._beaten_at = _NEVER  # so the next check asks again
 
     def _beat(self, place: _Object | _LockedFile) -> None:
         began = _Moment.now()
@@ -360,6 +360,9 @@ class _Moment(NamedTuple):
     def seconds_after(self, earlier: _Moment) -> float:
         """Return the longer time of both clocks."""
         return max(self.since_boot - earlier.since_boot, self.calendar - earlier.calendar)
+
+
+_NEVER = _Moment(-float("inf"), -float("inf"))
 
 
 def _open(path: str) -> tuple[int, bool]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import re
 
+from drivetrain._plugins.node import BUILDS
+
 __all__ = ["installed_versions"]
 
 _OURS = ("drivetrain", "drivetrain-core")
 _NOT_IN_RUNS = ("drivetrain-testing",)
-_VARIANTS = ("", "-cpu", "-gpu")  # builds of a framework that are published under separate names
 _NAME = re.compile(r"^Name: (.+)$", re.MULTILINE)
 _VERSION = re.compile(r"^Version: (.+)$", re.MULTILINE)
 _REQUIREMENT = re.compile(r"^Requires-Dist: ([\w.-]+)(.*)$", re.MULTILINE)
@@ -44,7 +45,7 @@ def installed_versions() -> dict[str, str]:
         elif _normalized(name[1]) not in _NOT_IN_RUNS and any(other in _OURS for other, _ in requirements):
             plugins.add(_normalized(name[1]))
             required |= {other for other, _ in requirements}
-    names = {f"{name}{variant}" for name in required - plugins for variant in _VARIANTS}
+    names = {f"{name}{build}" for name in required - plugins for build in BUILDS}
     return {name: versions[name] for name in sorted(names) if name in versions}
 
 
