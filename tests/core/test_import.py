@@ -255,6 +255,8 @@ def test_only_adapters_import_optional_dependencies_and_none_imports_ray(name: s
     tops = {module.partition(".")[0] for module, _ in _read(MODULES[name]).executed}
     allowed = {
         "_storage.remote": {"pyarrow"},
+        "_storage.parquetparts": {"pyarrow"},
+        "loggers.parquetfile": {"pyarrow"},
         "_driver.result": {"pandas"},
         "_worker.arrayfiles": {"numpy"},
         "_worker.jsonvalues": {"numpy"},

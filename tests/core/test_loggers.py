@@ -2,16 +2,21 @@
 
 import csv
 import json
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 
-from drivetrain import Callback
+from drivetrain import Callback, ConfigurationError, StorageError, runs
 from drivetrain._hooks.callback import Report
 from drivetrain._storage.reading import MAX_LINE_BYTES
-from drivetrain.loggers import CSVLoggerCallback, JsonLoggerCallback
+from drivetrain.loggers import CSVLoggerCallback, JsonLoggerCallback, ParquetLoggerCallback
+from drivetrain.runs._curves import CurveReader
+from tests.support import local_storage
 
 ODD_METRICS: dict[str, dict[str, Any]] = {
     "lone surrogates": {"name \udc80": "value \udc80"},
@@ -28,7 +33,7 @@ ODD_METRICS: dict[str, dict[str, Any]] = {
 
 
 def run_at(path: Path) -> Any:
-    return SimpleNamespace(path=path)
+    return SimpleNamespace(path=path, storage=local_storage(path))
 
 
 def report(iteration: int, metrics: dict[str, Any]) -> Report:
@@ -121,3 +126,140 @@ def test_table_whose_header_was_not_written_completely_is_written_by_the_next_dr
     logger.on_run_end(run, None)
 
     assert [(row["_training_iteration"], row["loss"]) for row in rows_of(tmp_path)] == [("1", "1.0")]
+
+
+def reports_of(rank: int, iterations: Iterable[int], **metrics: Any) -> list[Report]:
+    return [
+        Report(rank, number, {"loss": float(number), **metrics, "_training_iteration": number, "_timestamp": number})
+        for number in iterations
+    ]
+
+
+def written_by(logger: Callback, run: Any, *reports: Report) -> None:
+    logger.on_run_start(run)
+    for report in reports:
+        logger.on_report(run, report)
+    logger.on_group_stop(run, 0)
+    logger.on_run_end(run, None)
+
+
+def iterations_in(path: Path, rank: int = 0) -> list[int]:
+    return [report["_training_iteration"] for report in runs.RunReader(local_storage(path)).reports(rank)]
+
+
+LOGGERS: list[Any] = [JsonLoggerCallback, ParquetLoggerCallback]
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_loggers_select_reports_and_write_the_last_one(logger: Any, tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+
+    written_by(
+        logger(ranks=[0, 2], every=10), run, *(each for rank in range(3) for each in reports_of(rank, range(26)))
+    )
+
+    assert iterations_in(tmp_path) == iterations_in(tmp_path, 2) == [0, 10, 20, 25]
+    assert runs.RunReader(local_storage(tmp_path)).ranks() == [0, 2]
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_loggers_leave_time_between_reports_of_a_rank(logger: Any, tmp_path: Path) -> None:
+    written_by(logger(min_interval_s=5), run_at(tmp_path), *reports_of(0, range(1, 13)), *reports_of(1, range(1, 4)))
+
+    assert iterations_in(tmp_path) == [1, 6, 11, 12]
+    assert iterations_in(tmp_path, 1) == [1, 3]
+
+
+def test_csv_file_has_selected_rows_and_the_last_one(tmp_path: Path) -> None:
+    written_by(CSVLoggerCallback(every=4), run_at(tmp_path), *reports_of(0, range(1, 11)), *reports_of(1, [4, 8]))
+
+    assert [row["loss"] for row in rows_of(tmp_path)] == ["4.0", "8.0", "10.0"]
+
+
+@pytest.mark.parametrize("logger", [*LOGGERS, CSVLoggerCallback])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, r"\(every=...\): expected an integer of at least 1, got 0"),
+        ({"min_interval_s": "1 min"}, r"\(min_interval_s=...\): expected seconds, got '1 min'"),
+    ],
+)
+def test_wrong_options_are_refused(logger: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{logger.__name__}{message}"):
+        logger(**options)
+
+
+def test_wrong_options_of_one_logger_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="expected 'all' or a list of ranks, got 'first'"):
+        JsonLoggerCallback(ranks="first")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"expected one of zstd, .*, got 'zip'"):
+        ParquetLoggerCallback(compression="zip")
+    with pytest.raises(ConfigurationError, match="expected a positive number of seconds, got 0"):
+        ParquetLoggerCallback(interval_s=0)
+
+
+def test_parquet_files_are_one_table_for_other_tools(tmp_path: Path) -> None:
+    metrics = {"phase": "train", "eval": {"accuracy": 0.5}, "done": False, "none": None, "sizes": [1, 2]}
+    written_by(ParquetLoggerCallback(), run_at(tmp_path), *(reports_of(3, range(2000), **metrics)))
+
+    table = pandas.read_parquet(tmp_path / "metrics")
+
+    assert len(table) == 2000
+    row = table.iloc[-1].to_dict()
+    assert row["_rank"] == 3
+    assert (row["loss"], row["eval/accuracy"], row["phase"], row["sizes"]) == (1999.0, 0.5, "train", "[1,2]")
+    assert row["done"] is False or not row["done"]
+    assert "none" not in row
+
+
+def test_parquet_rows_that_are_reported_again_after_a_resume_replace_the_earlier_ones(tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+    reader = runs.RunReader(local_storage(tmp_path))
+    curves = CurveReader(reader.storage)
+    written_by(ParquetLoggerCallback(), run, *reports_of(0, range(1, 101)))
+    curves.update()
+    logger = ParquetLoggerCallback()
+    logger.on_run_start(run)
+    logger.on_resume(run, 80)
+    for report in reports_of(0, range(81, 91), again=1):
+        logger.on_report(run, report)
+    logger.on_run_end(run, None)
+    curves.update()
+
+    assert iterations_in(tmp_path) == list(range(1, 91))
+    assert [report.get("again") for report in reader.reports()][79:81] == [None, 1.0]
+    assert curves.curves()[0, "loss"].count == 90
+
+
+def test_parquet_rows_are_written_with_each_checkpoint_and_after_an_interval(tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+    logger = ParquetLoggerCallback(interval_s=0.05)
+    logger.on_run_start(run)
+    (first, second, third) = reports_of(0, range(3))
+    logger.on_report(run, first)
+    logger.on_checkpoint(run, SimpleNamespace())  # type: ignore[arg-type]
+    logger.on_report(run, second)
+    time.sleep(0.06)
+    logger.on_report(run, third)
+    logger._wait()
+
+    assert iterations_in(tmp_path) == [0, 1, 2]
+    assert len(list((tmp_path / "metrics").iterdir())) == 2
+    logger.on_run_end(run, None)
+
+
+@pytest.mark.parametrize("metrics", ODD_METRICS.values(), ids=ODD_METRICS.keys())
+def test_odd_metrics_are_written_to_parquet_files(metrics: dict[str, Any], tmp_path: Path) -> None:
+    run = run_at(tmp_path)
+
+    written_by(ParquetLoggerCallback(), run, report(1, {"value": 0.5}), report(2, metrics), report(3, {"value": 0.5}))
+
+    assert iterations_in(tmp_path) == [1, 2, 3]
+
+
+def test_damaged_parquet_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "part-00000-000000000000-00000000.parquet").write_bytes(b"PAR1 nonsense PAR1")
+
+    with pytest.raises(StorageError, match="expected a Parquet file, got something else"):
+        iterations_in(tmp_path)

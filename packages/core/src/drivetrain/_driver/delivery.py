@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import time
 from collections import deque
 from typing import Any
 
@@ -18,6 +19,8 @@ from drivetrain._wire.events import Reported, ReportNumber
 from drivetrain.errors import CallbackError, RunInUseError, StorageError
 
 __all__ = ["Delivery"]
+
+_CHECK_S = 0.02
 
 
 class Delivery:
@@ -43,6 +46,8 @@ class Delivery:
         self._matcher = ReportMatcher(len(ranks), last_number)
         self._waiting: deque[Reported] = deque()
         self._combined: dict[int, dict[str, float]] = {}
+        self._shares_files = services.run.storage.is_local  # otherwise, callbacks write to a directory of this driver
+        self._checked_at = -math.inf
         self.last_number = last_number
         self.stop_number: int | None = None
         self.metrics: dict[str, Any] | None = None
@@ -124,8 +129,12 @@ class Delivery:
         Raises:
             RunInUseError: another driver has taken the run over.
         """
-        if not self._services.run.storage.is_local:  # the files are in a directory of this driver
+        if not self._shares_files:
             return
+        now = time.time()  # it also runs while the process or the machine is suspended
+        if abs(now - self._checked_at) < _CHECK_S:  # to check at every report would take a tenth of the driver's time
+            return
+        self._checked_at = now
         try:
             self._services.checkpoints.check_lock()
         except RunInUseError:

@@ -327,6 +327,8 @@ class PendingCheckpoints:
 
     def take_complete(self) -> list[PendingCheckpoint]:
         """Remove the checkpoints that are complete, and return them ordered by number."""
+        if not self._waiting:
+            return []
         while (expiry := self.next_expiry) is not None and self._clock() >= expiry:
             self._expire(self._expiring.popleft())
         changed, self._changed = sorted(self._changed), set()

@@ -109,7 +109,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], run: Run) -> None:
         self._callbacks = tuple(callbacks)
         self._run = run
-        self._on_report = [callback.on_report for callback in self._callbacks]
+        self._on_report = [each.on_report for each in self._callbacks if not _is_default(each, "on_report")]
 
     def report(self, report: Report) -> None:
         """Call ``on_report`` of every callback. This is fast, because there may be thousands of reports per second."""
@@ -141,6 +141,11 @@ class Callbacks:
                 first = first or _callback_error(callback, hook, error)
                 first.__cause__ = first.__cause__ or error
         return first
+
+
+def _is_default(callback: Callback, hook: str) -> bool:
+    """Return True if a callback does not override a hook, so that it need not be called."""
+    return getattr(getattr(callback, hook), "__func__", None) is getattr(Callback, hook)
 
 
 def _callback_error(callback: object, hook: str, error: Exception) -> CallbackError:

@@ -26,9 +26,10 @@ from drivetrain._storage.filesystem import (
     link_error,
     walk_local,
 )
-from drivetrain._storage.layout import RUN_FILE, VERSION, check_version, require_relative, run_file
+from drivetrain._storage.layout import RUN_FILE, SEGMENTS, VERSION, check_version, grows, require_relative, run_file
 from drivetrain._storage.reading import Fields, open_regular, parse_json, read_regular
 from drivetrain._storage.remote import locate
+from drivetrain._storage.segments import read_growing
 from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
 from drivetrain.errors import CheckpointError, RunInUseError, StorageError
 
@@ -102,10 +103,20 @@ class Storage:
 
     def exists(self, name: str) -> bool:
         """Return True if a file or directory with this name exists."""
-        return self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name)))
+        if self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name))):
+            return True
+        return not self.is_local and grows(name) and self.exists(f"{SEGMENTS}/{name}")
 
     def read_bytes(self, name: str) -> bytes | None:
-        """Return the content of a file, or None if there is no such file.
+        """Return the content of a file, or None if there is no such file. A file in segments is put together.
+
+        Raises:
+            StorageError: the file cannot be read, exceeds its size limit, or is not a regular file.
+        """
+        return read_growing(self, name) if not self.is_local and grows(name) else self.read_object(name)
+
+    def read_object(self, name: str) -> bytes | None:
+        """Return the content of a file or object with exactly this name, or None if there is none.
 
         Raises:
             StorageError: the file cannot be read, exceeds its size limit, or is not a regular file.

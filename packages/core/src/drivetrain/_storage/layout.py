@@ -27,11 +27,13 @@ __all__ = [
     "LOGS",
     "MANIFEST",
     "METADATA_FILE",
+    "METRICS",
     "PENDING",
     "PIN_FILE",
     "PROGRESS_FILE",
     "RESULT_FILE_PATTERN",
     "RUN_FILE",
+    "SEGMENTS",
     "STAGED_RUNS",
     "TIMELINE_FILE",
     "TRAINER_FILE",
@@ -44,6 +46,7 @@ __all__ = [
     "checkpoint_name",
     "draft_name",
     "draft_target",
+    "grows",
     "is_reserved",
     "require_checkpoint_name",
     "require_relative",
@@ -67,9 +70,16 @@ PROGRESS_FILE = "progress.csv"
 ARTIFACTS = "artifacts"
 LOGS = "logs"
 
+METRICS = "metrics"
+"""The directory with the Parquet files of reports: see :mod:`drivetrain._storage.parquetparts`."""
+
+
 MANIFEST = "manifest.json"
 PENDING = ".pending"
 """The directory that records the names of custom-named checkpoint directories until they are committed or deleted."""
+
+SEGMENTS = ".segments"
+"""The directory with the segments of files that grow, on remote storage: see :mod:`drivetrain._storage.segments`."""
 
 # The next three files are in each checkpoint's directory.
 LISTING_FILE = ".checkpoint.json"
@@ -97,8 +107,7 @@ class RunFile:
         limit: the maximum size in bytes of a file that is read into memory as a whole.
         mode: the permissions of a new file, before the umask is applied. Files that may contain configuration, output
             or tracebacks are never readable by users outside of the file's group.
-        grows: True if lines are added to the file during the run. If the run directory is remote, the driver first
-            downloads what earlier drivers have written.
+        grows: True if lines are added to the file during the run. See :func:`grows`.
         replaced: True if the file is replaced atomically, so that a killed driver may leave a draft of it.
     """
 
@@ -131,6 +140,7 @@ _FILES = {
 }
 _OTHER_JSON = RunFile("*.json", 1024 * _MEBIBYTE)  # such as tuner.json of a search
 _OTHER = RunFile("*")
+_PARQUET = RunFile("*.parquet", 256 * _MEBIBYTE)
 _RESERVED = re.compile(rf"\..*|{RESULT_FILE_PATTERN.pattern}|events\.out\.tfevents\..*")
 
 _DRAFT = re.compile(r"\.([^.].*)\.[0-9a-f]{8}")
@@ -234,7 +244,7 @@ def draft_target(name: str) -> str:
 
 def is_reserved(name: str) -> bool:
     """Return True if drivetrain reserves a name in run directories, so that no checkpoint may have that name."""
-    return name in _FILES or name in (ARTIFACTS, LOGS) or _RESERVED.fullmatch(name) is not None
+    return name in _FILES or name in (ARTIFACTS, LOGS, METRICS) or _RESERVED.fullmatch(name) is not None
 
 
 def run_file(name: str) -> RunFile:
@@ -246,7 +256,22 @@ def run_file(name: str) -> RunFile:
     base = posixpath.basename(name)
     if RESULT_FILE_PATTERN.fullmatch(base):
         base = result_file(0)
+    if base.endswith(".parquet"):
+        return _PARQUET
     return _FILES.get(base, _OTHER_JSON if base.endswith(".json") else _OTHER)
+
+
+def grows(name: str) -> bool:
+    """Return True if lines are added to a file of a run directory during the run.
+
+    On remote storage, such a file may consist of segments. A driver that resumes the run first downloads what earlier
+    drivers have written.
+
+    Args:
+        name: the path of the file, relative to the run directory.
+    """
+    directory, _, base = name.rpartition("/")
+    return directory == LOGS or (not directory and run_file(base).grows)
 
 
 def result_file(rank: int) -> str:

@@ -33,7 +33,6 @@ from drivetrain._storage.layout import (
     LISTING_FILE,
     MANIFEST,
     PENDING,
-    RESULT_FILE_PATTERN,
     VERSION,
     announced_name,
     announcement_name,
@@ -42,6 +41,7 @@ from drivetrain._storage.layout import (
     draft_target,
 )
 from drivetrain._storage.reading import Fields, is_damage, parse_json
+from drivetrain._storage.reports import rank_files
 from drivetrain._storage.retention import Janitor, is_finite, retained
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import CheckpointError, StorageError
@@ -464,10 +464,10 @@ def _read(storage: Storage, warn: Callable[[str], None]) -> tuple[list[Committed
         check_version(version, where)
         if not damage:
             return found, True
-    directories, files = storage.list_names()
+    directories, _ = storage.list_names()
     found = _recover_entries(storage, directories)
     is_used = found or any(map(CHECKPOINT_NAME_PATTERN.fullmatch, directories))
-    if data is not None or is_used or any(map(RESULT_FILE_PATTERN.fullmatch, files)):
+    if data is not None or is_used or rank_files(storage):
         names = ", ".join(entry.name for entry in found[-3:]) or "none"
         warn(
             f"{where} {damage}: recovered {len(found)} checkpoints from the lists of files in their directories "

@@ -9,11 +9,14 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import walk_local
+from drivetrain._storage.layout import grows
+from drivetrain._storage.segments import SegmentedFiles
 from drivetrain._storage.transfer import Job, run_jobs
 from drivetrain.errors import StorageError
 
@@ -23,8 +26,9 @@ __all__ = ["Mirror"]
 class Mirror:
     """Uploads the new and changed files of a directory, periodically in the background and on request.
 
-    Files that are deleted locally are kept in the storage. If an upload fails, ``warn`` is called, and the next
-    periodic upload retries. If the last one fails, the files can be kept.
+    Of files that grow, only what was added is uploaded: see :mod:`drivetrain._storage.segments`. Files that are deleted
+    locally are kept in the storage. If an upload fails, ``warn`` is called, and the next periodic upload retries. If
+    the last one fails, the files can be kept.
 
     Args:
         directory: the local directory.
@@ -36,6 +40,8 @@ class Mirror:
         state: the path of a local file that records which files were uploaded, so that another process's mirror of the
             same directory does not upload them again; None for no such file.
         guard: called before each upload. If it raises a StorageError, nothing is uploaded.
+        driver: the number of the driver of the run whose directory is uploaded. None if it is not a run directory, so
+            that every file is uploaded as a whole.
     """
 
     def __init__(
@@ -49,18 +55,16 @@ class Mirror:
         keeps_files: bool = False,
         state: str | None = None,
         guard: Callable[[], None] = lambda: None,
+        driver: int | None = None,
     ) -> None:
         self._guard = guard
-        self._state_file = state
         self._directory = directory
         self._storage = storage.inside(prefix) if prefix else storage
+        self._growing = None if driver is None else SegmentedFiles(self._storage, directory, driver)
         self._period_s = period_s
         self._warn = warn
         self._keeps_files = keeps_files
-        self._uploaded: dict[str, list[int]] = {}
-        if state is not None:
-            with contextlib.suppress(FileNotFoundError, ValueError), open(state, encoding="utf-8") as file:
-                self._uploaded = json.load(file)
+        self._uploaded = _UploadedFiles(state)
         self._lock = threading.Lock()
         self._warned = False
         self._ended = False
@@ -70,14 +74,10 @@ class Mirror:
         """Make the background thread upload the changed files now instead of at the end of the period."""
         self._wakeup.set()
 
-    def pull(self, selects: Callable[[str], bool]) -> None:
-        """Download each file in the storage for whose name a function returns True."""
-        for name in self._storage.list_names()[1]:
-            if selects(name):
-                data = self._storage.read_bytes(name)
-                with open(os.path.join(self._directory, name), "wb") as file:
-                    file.write(data or b"")
-                self._uploaded[name] = _state(os.path.join(self._directory, name))
+    def pull(self) -> None:
+        """Download the files that grow, so that this driver continues them."""
+        if self._growing is not None:
+            self._growing.pull()
 
     def push(self) -> None:
         """Upload the new and changed files.
@@ -86,29 +86,53 @@ class Mirror:
             StorageError: a file could not be uploaded.
         """
         with self._lock:
-            changed = {
-                relative: [status.st_size, status.st_mtime_ns]
-                for relative, status in walk_local(self._directory)
-                if self._uploaded.get(relative) != [status.st_size, status.st_mtime_ns]
-            }
-            if not changed:
-                return
-            self._guard()
+            states = self._states()
+            growing: list[Job[None]] = []
+            if self._growing is not None:
+                growing = self._growing.uploads(list(states))
+                states = {name: state for name, state in states.items() if not grows(name)}
+            changed = self._uploaded.without(states)
             filesystem = self._storage.remote
             jobs = [
                 Job(name, partial(filesystem.put_file, os.path.join(self._directory, name), self._storage.path(name)))
                 for name in changed
             ]
-            run_jobs(jobs, what=f"upload to {self._storage.root}", limits=self._storage.limits)
-            self._uploaded.update(changed)
-            if self._state_file is not None:
-                with open(self._state_file, "w", encoding="utf-8") as file:
-                    json.dump(self._uploaded, file)
+            self._upload([*jobs, *growing])
+            self._uploaded.add(changed)
 
-    def try_push(self) -> None:
-        """Upload the new and changed files. Warn if that fails, but not again until an upload has succeeded."""
+    def push_growing(self) -> None:
+        """Upload what was added to files that grow. This takes little time, however large the files are.
+
+        Raises:
+            StorageError: a file could not be uploaded.
+        """
+        with self._lock:
+            if self._growing is not None:
+                self._upload(self._growing.uploads(list(self._states())))
+
+    def _states(self) -> dict[str, list[int]]:
+        """Return the size and the time of the last change of each file. A hidden file of a run directory is a draft."""
+        return {
+            name: [status.st_size, status.st_mtime_ns]
+            for name, status in walk_local(self._directory)
+            if self._growing is None or not os.path.basename(name).startswith(".")
+        }
+
+    def _upload(self, jobs: Sequence[Job[Any]]) -> None:
+        if jobs:
+            self._guard()
+            run_jobs(jobs, what=f"upload to {self._storage.root}", limits=self._storage.limits)
+
+    def try_push(self, *, only_growing: bool = False) -> None:
+        """Upload the new and changed files, or only what was added to files that grow.
+
+        Warn if that fails, but not again until an upload has succeeded.
+        """
         try:
-            self.push()
+            if only_growing:
+                self.push_growing()
+            else:
+                self.push()
             self._warned = False
         except (StorageError, OSError) as error:
             if not self._warned:
@@ -128,6 +152,9 @@ class Mirror:
             thread.join(self._storage.limits.deadline_s)
             try:
                 self.push()
+                if self._growing is not None:
+                    self._upload(self._growing.merges())
+                    self._growing.delete_empty_directory()
             except (StorageError, OSError) as error:
                 outcome = self._keep() if self._keeps_files else "it was the last upload"
                 self._warn(f"{error}; {outcome}")
@@ -149,6 +176,27 @@ class Mirror:
                 self.try_push()
 
 
-def _state(path: str) -> list[int]:
-    status = os.stat(path)
-    return [status.st_size, status.st_mtime_ns]
+class _UploadedFiles:
+    """Records which files were uploaded: for each file, its size and the time of its last change.
+
+    Args:
+        path: the path of a local file for the record; None to keep it in memory.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._states: dict[str, list[int]] = {}
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError, ValueError), open(path, encoding="utf-8") as file:
+                self._states = json.load(file)
+
+    def without(self, states: Mapping[str, list[int]]) -> dict[str, list[int]]:
+        """Return the files that were not uploaded in their current state."""
+        return {name: state for name, state in states.items() if self._states.get(name) != state}
+
+    def add(self, states: Mapping[str, list[int]]) -> None:
+        """Record the upload of files."""
+        self._states.update(states)
+        if self._path is not None and states:
+            with open(self._path, "w", encoding="utf-8") as file:
+                json.dump(self._states, file)

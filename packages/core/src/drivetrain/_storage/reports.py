@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import RESULT_FILE_PATTERN, USAGE_FILE, result_file
 from drivetrain._storage.reading import MAX_LINE_BYTES, MAX_VALUES, Fields, count_values, parse_json
+from drivetrain._storage.segments import growing_files
 from drivetrain.errors import StorageError
 
 __all__ = ["last_activity", "last_report", "line_too_long", "rank_files", "read_line", "read_lines", "tail_lines"]
@@ -21,7 +22,8 @@ _MAX_TAIL_BYTES = 256 << 20
 
 def rank_files(storage: Storage) -> dict[int, str]:
     """Return a mapping from each rank with reports to the name of the file that contains these reports."""
-    matches = [match for name in storage.list_names()[1] if (match := RESULT_FILE_PATTERN.fullmatch(name))]
+    names = storage.list_names()[1] if storage.is_local else growing_files(storage)
+    matches = [match for name in names if (match := RESULT_FILE_PATTERN.fullmatch(name))]
     return {int(match[1] or 0): match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))}
 
 

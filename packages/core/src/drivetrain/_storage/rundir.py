@@ -133,9 +133,8 @@ def open_run(
             drivetrain=__version__,
             python=platform.python_version(),
         )
-        directory, push, pull = _stage(stack, storage, record, config, notify, lock.check)
-
-        flushed = _Flush(storage, (RUN_FILE, TRAINER_FILE), push)
+        staged = _stage(stack, storage, record, config, notify, lock.check)
+        flushed = _Flush(storage, (RUN_FILE, TRAINER_FILE), staged.push_growing)
         stack.callback(flushed.wait)
         checkpoints = CheckpointManager(
             storage, config.checkpoint_config, metadata, notify, lock.check, flushed.before_commit
@@ -143,7 +142,7 @@ def open_run(
         checkpoints.create_manifest()  # before the other files, so a run without a manifest has always lost it
         last_number, resumed = 0, ""
         if exists:
-            pull()
+            staged.pull()
             last_number, resumed = _prepare_resume(config, storage, checkpoints)
         _write_files(storage, record, trainer, lock, durable=exists)
         if not exists:
@@ -154,10 +153,10 @@ def open_run(
             driver_count=record["starts"],
             last_number=last_number,
             storage=storage,
-            directory=directory,
+            directory=staged.directory,
             checkpoints=checkpoints,
             resumed=resumed,
-            push=push,
+            push=staged.push,
         )
 
 
@@ -320,6 +319,23 @@ def _sweep_drafts(storage: Storage) -> None:
             storage.delete(name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """The directory for the files of callbacks.
+
+    Attributes:
+        directory: the directory.
+        push: uploads its new and changed files to the run directory.
+        push_growing: uploads what was added to the files that grow.
+        pull: downloads the files that grow.
+    """
+
+    directory: Path
+    push: Callable[[], None] = lambda: None
+    push_growing: Callable[[], None] = lambda: None
+    pull: Callable[[], None] = lambda: None
+
+
 def _stage(
     stack: contextlib.ExitStack,
     storage: Storage,
@@ -327,16 +343,16 @@ def _stage(
     config: RunConfig,
     notify: Callable[[str], None],
     guard: Callable[[], None],
-) -> tuple[Path, Callable[[], None], Callable[[], None]]:
-    """Return the directory for the files of callbacks, a function that uploads them, and one that downloads them."""
+) -> _Staged:
+    """Create the directory for the files of callbacks. If the run directory is local, it is that."""
     _sweep_temporary_files()
     stack.callback(_sweep_temporary_files)
     if storage.is_local:
         directory = Path(storage.root)
         storage.call(f"create {ARTIFACTS}", lambda: directory.joinpath(ARTIFACTS).mkdir(exist_ok=True))
-        return directory, lambda: None, lambda: None
-    staged = stack.enter_context(share_directory(STAGED_RUNS, staging_key(record["id"], record["starts"])))
-    directory = Path(staged, "driver")
+        return _Staged(directory)
+    shared = stack.enter_context(share_directory(STAGED_RUNS, staging_key(record["id"], record["starts"])))
+    directory = Path(shared, "driver")
     directory.mkdir(exist_ok=True)
     mirror = Mirror(
         str(directory),
@@ -346,9 +362,10 @@ def _stage(
         keeps_files=True,
         warn=notify,
         guard=guard,
+        driver=record["starts"],
     )
     stack.enter_context(mirror.running())
-    return directory, mirror.try_push, lambda: mirror.pull(lambda name: run_file(name).grows)
+    return _Staged(directory, mirror.try_push, partial(mirror.try_push, only_growing=True), mirror.pull)
 
 
 def _sweep_temporary_files() -> None:

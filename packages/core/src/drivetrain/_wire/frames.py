@@ -238,4 +238,4 @@ def _buffer_bytes(connection: socket.socket) -> int:
 def as_event(message: Any) -> Event | None:
     """Return the event in a message, or None if it is the result of a call."""
     code = message[0]
-    return _EVENTS[code](*message[1:]) if isinstance(code, int) else None
+    return tuple.__new__(_EVENTS[code], message[1:]) if isinstance(code, int) else None

@@ -28,6 +28,8 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(metrics, Mapping):
         raise SessionError(f"[DT-802] report(): expected a mapping from metric to value, got {_describe_type(metrics)}")
+    if _PLAIN_TYPES.issuperset(map(type, metrics.values())) and {str}.issuperset(map(type, metrics)):
+        return dict(metrics)
     values: dict[str, Any] = {}
     for key, value in metrics.items():
         if type(key) is not str:

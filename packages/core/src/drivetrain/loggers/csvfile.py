@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from drivetrain._base.jsontext import comma_separated
 from drivetrain._base.metrics import MAX_TEXT, flatten, writable
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import PROGRESS_FILE
 from drivetrain._storage.reading import MAX_LINE_BYTES
 from drivetrain._storage.reports import line_too_long, read_line
 from drivetrain.errors import StorageError
+from drivetrain.loggers.selection import Selection
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import Run
@@ -27,6 +29,7 @@ _ITERATION = "_training_iteration"
 _MAX_ROW_LINES = 10_000
 _MAX_DIGITS = 18
 _SHORT_TEXT = 100
+_NUMBERS = frozenset((int, float))
 _ESCAPED = {0: r"\0", 13: r"\r"}
 _COPIED_BYTES = 1 << 20
 
@@ -35,33 +38,45 @@ class CSVLoggerCallback(Callback):
     """Writes a row for every report of rank 0 to ``progress.csv``.
 
     Nested metrics are columns with names such as ``eval/accuracy``. A metric that first appears after the first report
-    adds a column. A thread copies the file for this, and the earlier rows remain shorter than the header.
+    adds a column. A thread copies the file for this, and the earlier rows remain shorter than the header. The last
+    report is always written.
+
+    Args:
+        every: write every n-th report: those whose iteration is divisible by it.
+        min_interval_s: the minimum number of seconds between two rows.
+
+    Raises:
+        ConfigurationError: an argument has the wrong type or is out of range.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, every: int = 1, min_interval_s: float = 0.0) -> None:
+        self._selection = Selection("CSVLoggerCallback", "all", every, min_interval_s)
         self._file: io.FileIO | None = None
-        self._columns: list[str] = []
+        self._columns: dict[str, None] = {}  # the keys are the columns in their order
         self._widening: _Widening | None = None
 
     def on_report(self, run: Run, report: Report) -> None:
         """Append the report's row."""
-        if report.rank != 0:
-            return
+        if report.rank == 0 and self._selection.selects(report):
+            self._write(run, report)
+
+    def _write(self, run: Run, report: Report) -> None:
         metrics = flatten(report.metrics)
         if self._file is None:
             self._file = self._open(run.path / PROGRESS_FILE, metrics)
         if self._widening is not None:
             self._widening.rows.append(metrics)
-        elif not metrics.keys() <= set(self._columns):
+        elif not metrics.keys() <= self._columns.keys():
             end = os.fstat(self._file.fileno()).st_size
-            self._widening = _Widening(Path(str(self._file.name)), self._columns, end, [metrics])
-        self._file.write(_row(metrics.get(column, "") for column in self._columns))
+            self._widening = _Widening(Path(str(self._file.name)), list(self._columns), end, [metrics])
+        self._file.write(_row(list(map(metrics.get, self._columns))))
         if self._widening is not None and self._widening.is_copied:
             self._finish_widening()
 
     def on_resume(self, run: Run, iteration: int) -> None:
         """Remove the rows of later iterations, which will be reported again."""
-        self.on_run_end(run, None)
+        self._close()
+        self._selection.restart()
         path = run.path / PROGRESS_FILE
         if not path.exists():
             return
@@ -72,11 +87,16 @@ class CSVLoggerCallback(Callback):
                 new.write(_row(columns))
             for row in rows:
                 if not _is_after(row.get(_ITERATION), iteration):
-                    new.write(_row(row.get(column, "") for column in columns))
+                    new.write(_row(list(map(row.get, columns))))
         os.replace(draft, path)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """Close the file."""
+        """Write the last report, and close the file."""
+        for report in self._selection.take_last():
+            self._write(run, report)
+        self._close()
+
+    def _close(self) -> None:
         while self._widening is not None:
             self._finish_widening()
         if self._file is not None:
@@ -86,11 +106,11 @@ class CSVLoggerCallback(Callback):
     def _open(self, path: Path, metrics: Mapping[str, Any]) -> io.FileIO:
         if path.exists():
             with _lines_of(path) as lines:
-                self._columns = _parse(lines, str(path))[0]
+                self._columns = dict.fromkeys(_parse(lines, str(path))[0])
         file = io.FileIO(path, "a")
         if not self._columns:
-            self._columns = list(metrics)
-            file.write(_row(self._columns))
+            self._columns = dict.fromkeys(metrics)
+            file.write(_row(list(metrics)))
         return file
 
     def _finish_widening(self) -> None:
@@ -100,7 +120,7 @@ class CSVLoggerCallback(Callback):
         widening, self._widening = self._widening, None
         self._file.close()
         self._widening = widening.finish()
-        self._columns = widening.columns
+        self._columns = dict.fromkeys(widening.columns)
         self._file = io.FileIO(widening.path, "a")
 
 
@@ -157,7 +177,7 @@ class _Widening:
             for number, metrics in enumerate(self.rows):
                 if wider is None and not metrics.keys() <= known:
                     wider = copy.tell(), number
-                copy.write(_row(metrics.get(column, "") for column in self.columns))
+                copy.write(_row(list(map(metrics.get, self.columns))))
         os.replace(self._draft, self.path)
         return _Widening(self.path, self.columns, wider[0], self.rows[wider[1] :]) if wider else None
 
@@ -236,8 +256,11 @@ def _is_after(value: str | None, iteration: int) -> bool:
     return value is None or not value.isdecimal() or len(value) > _MAX_DIGITS or int(value) > iteration
 
 
-def _row(values: Iterable[Any]) -> bytes:
-    """Return a row. Values that could not be read again are shortened."""
+def _row(values: Sequence[Any]) -> bytes:
+    """Return a row. Values that could not be read again are shortened, and None is an empty value."""
+    if _NUMBERS.issuperset(map(type, values)):  # much faster
+        with contextlib.suppress(ValueError):  # an integer has too many digits
+            return comma_separated(values) + b"\n"
     row = [_cell(value, MAX_TEXT) for value in values]
     data = _csv(row)
     if len(data) >= MAX_LINE_BYTES or data.count(b"\n") > _MAX_ROW_LINES:

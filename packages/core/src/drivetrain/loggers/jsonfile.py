@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
+from drivetrain._base.jsontext import json_bytes
 from drivetrain._base.metrics import MAX_TEXT, writable
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import result_file, run_file
 from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
 from drivetrain._storage.reports import line_too_long, read_line
 from drivetrain.errors import StorageError
+from drivetrain.loggers.selection import Selection
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import Run
@@ -21,33 +22,56 @@ if TYPE_CHECKING:
 __all__ = ["JsonLoggerCallback"]
 
 _SHORT_TEXT = 100
-_encode = json.JSONEncoder(separators=(", ", ": ")).encode
 
 
 class JsonLoggerCallback(Callback):
     """Writes a line for every report: of rank 0 to ``result.json``, of other ranks to ``result_rank_<n>.json``.
 
     Each line is written to the operating system before the next report is processed; nothing is buffered in memory.
+    Without arguments, every report of every rank is written. The last report of a rank is always written.
+
+    Args:
+        ranks: the ranks whose reports are written, or ``"all"``.
+        every: write every n-th report of a rank: those whose iteration is divisible by it.
+        min_interval_s: the minimum number of seconds between two written reports of a rank.
+
+    Raises:
+        ConfigurationError: an argument has the wrong type or is out of range.
+
+    Example:
+        Write one report a minute, of rank 0 only::
+
+            RunConfig(callbacks=[JsonLoggerCallback(ranks=[0], min_interval_s=60)])
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, ranks: Collection[int] | Literal["all"] = "all", *, every: int = 1, min_interval_s: float = 0.0
+    ) -> None:
+        self._selection = Selection("JsonLoggerCallback", ranks, every, min_interval_s)
         self._files: dict[int, int] = {}
 
     def on_report(self, run: Run, report: Report) -> None:
         """Append the line."""
+        if self._selection.selects(report):
+            self._write(run, report)
+
+    def _write(self, run: Run, report: Report) -> None:
         file = self._files.get(report.rank)
         if file is None:
             file = self._files[report.rank] = _open_for_lines(run.path / result_file(report.rank))
-        os.write(file, f"{_line(report.metrics)}\n".encode())
+        os.write(file, _line(report.metrics) + b"\n")
 
     def on_resume(self, run: Run, iteration: int) -> None:
         """Remove the lines of later iterations, which will be reported again."""
         self._close()
+        self._selection.restart()
         for path in run.path.glob("result*.json"):
             _drop_lines_after(path, iteration)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """Close the files."""
+        """Write the last reports, and close the files."""
+        for report in self._selection.take_last():
+            self._write(run, report)
         self._close()
 
     def _close(self) -> None:
@@ -56,18 +80,18 @@ class JsonLoggerCallback(Callback):
                 os.close(self._files.popitem()[1])
 
 
-def _line(metrics: Mapping[str, Any]) -> str:
+def _line(metrics: Mapping[str, Any]) -> bytes:
     """Return the metrics as one line of JSON. Values that could not be read again are shortened."""
     with contextlib.suppress(ValueError):  # an integer with too many digits
-        line = _encode(metrics)
+        line = json_bytes(metrics)
         if len(line) <= MAX_TEXT:
             return line
     for max_text in (MAX_TEXT, _SHORT_TEXT):
-        line = _encode(writable(dict(metrics), max_text))
+        line = json_bytes(writable(dict(metrics), max_text))
         if len(line) < MAX_LINE_BYTES:
             return line
     automatic = {name: value for name, value in metrics.items() if name.startswith("_")}
-    return _encode(
+    return json_bytes(
         {**automatic, "_omitted": f"{len(metrics) - len(automatic):,} metrics, which are too long for a line"}
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 from drivetrain._base.metrics import flatten
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import result_file
+from drivetrain._storage.parquetparts import PartName, existing_parts, read_part, take_rank
 from drivetrain._storage.reading import Fields, damage_of, is_number, parse_json
 from drivetrain._storage.reports import rank_files, read_line
 from drivetrain.errors import StorageError
@@ -181,6 +182,7 @@ class CurveReader:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._files: dict[int, _Tail] = {}
+        self._parts: list[PartName] = []  # the Parquet files that were read
         self._curves: dict[tuple[int, str], Curve] = {}
         self._last_time: dict[int, float] = {}
         self._limit = _MAX_BUCKETS
@@ -212,7 +214,30 @@ class CurveReader:
                 if time.monotonic() > deadline:
                     sizes = [each.progress() for _, each in tails]
                     return min(1.0, sum(read for read, _ in sizes) / max(1, sum(size for _, size in sizes)))
+        return self._update_parts(deadline)
+
+    def _update_parts(self, deadline: float) -> float:
+        """Read the new Parquet files, for the ranks without a file of JSON lines. Return the fraction that was read."""
+        parts = existing_parts(self._storage)
+        if any(part.resume > self._parts[-1].resume for part in parts if self._parts):
+            self._forget_ranks_of_parts()  # a resume has made reports void that were read before
+        for part in parts[len(self._parts) :]:
+            if time.monotonic() > deadline:
+                return len(self._parts) / len(parts)
+            for reports in read_part(self._storage, part, parts):
+                ranks: dict[int, list[dict[str, Any]]] = {}
+                for report in reports:
+                    ranks.setdefault(take_rank(report), []).append(report)
+                for rank, of_rank in ranks.items():
+                    if rank not in self._files:
+                        self._take(rank, of_rank)
+            self._parts.append(part)
         return 1.0
+
+    def _forget_ranks_of_parts(self) -> None:
+        self._parts.clear()
+        self._curves = {key: curve for key, curve in self._curves.items() if key[0] in self._files}
+        self.reports = {rank: count for rank, count in self.reports.items() if rank in self._files}
 
     def curves(self) -> dict[tuple[int, str], Curve]:
         """Return the curves by rank and metric, sorted by rank."""

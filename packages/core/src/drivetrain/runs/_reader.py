@@ -10,6 +10,7 @@ from typing import Any
 from drivetrain._base.metrics import flatten
 from drivetrain._storage.directory import Storage, runs_location
 from drivetrain._storage.layout import RUN_FILE, result_file
+from drivetrain._storage.parquetparts import existing_parts, read_part, take_rank
 from drivetrain._storage.remote import locate
 from drivetrain._storage.reports import rank_files, read_lines
 from drivetrain._storage.timeline import read_timeline
@@ -65,16 +66,34 @@ class RunReader:
         return unreadable_run(self.storage, reason)
 
     def ranks(self) -> list[int]:
-        """Return the ranks that have reported."""
-        return sorted(rank_files(self.storage))
+        """Return the ranks that have reported.
+
+        Raises:
+            StorageError: a file of the reports cannot be read.
+            ConfigurationError: the run has Parquet files, and ``pyarrow`` is not installed.
+        """
+        return sorted({*rank_files(self.storage), *(rank for rank, _ in self._parquet_reports())})
 
     def reports(self, rank: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the reports of a rank, oldest first, with the metrics that drivetrain adds, such as ``_timestamp``.
 
+        They are read from the rank's file of JSON lines, or else from Parquet files, in which nested metrics are flat.
+
         Raises:
             StorageError: the file of the reports cannot be read.
+            ConfigurationError: the run has Parquet files, and ``pyarrow`` is not installed.
         """
-        return read_lines(self.storage, result_file(rank))
+        if rank in rank_files(self.storage):
+            yield from read_lines(self.storage, result_file(rank))
+        else:
+            yield from (report for reporter, report in self._parquet_reports() if reporter == rank)
+
+    def _parquet_reports(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rank and the metrics of each report in the run's Parquet files."""
+        parts = existing_parts(self.storage)
+        for part in parts:
+            for reports in read_part(self.storage, part, parts):
+                yield from ((take_rank(report), report) for report in reports)
 
     def columns(self, rank: int = 0) -> dict[str, list[Any]]:
         """Return the metrics of a rank as columns of equal length, with one value per report.

@@ -1,0 +1,62 @@
+"""Encodes values as JSON, by the package ``orjson`` if it is installed: ten times as fast as by Python's json.
+
+The text is the same except for spaces: it is ASCII, and NaN and infinite numbers are written as ``NaN`` and
+``Infinity``, as Python's json does. The few values that orjson would write otherwise are left to Python's json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+__all__ = ["comma_separated", "json_bytes"]
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@functools.cache
+def _fast() -> Callable[[Any], bytes] | None:
+    try:
+        return cast("Callable[[Any], bytes]", importlib.import_module("orjson").dumps)
+    except ImportError:  # it is not installed, or damaged
+        return None
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return a plain value as one line of JSON.
+
+    Args:
+        value: a number, text, boolean, None, or a list or mapping with texts as keys of them.
+
+    Raises:
+        ValueError: an integer has more digits than Python converts to text.
+        TypeError: the value is not plain.
+    """
+    fast = _fast()
+    if fast is not None:
+        try:
+            text = fast(value)
+        except TypeError:  # such as a large integer
+            return _encode(value).encode()
+        if b"null" not in text and text.isascii():  # null may be a number that is not finite
+            return text
+    return _encode(value).encode()
+
+
+def comma_separated(numbers: Sequence[float]) -> bytes:
+    """Return numbers as text, separated by commas. Numbers that are not finite are ``nan`` and ``inf``.
+
+    Raises:
+        ValueError: an integer has more digits than Python converts to text.
+    """
+    fast = _fast()
+    if fast is not None:
+        with contextlib.suppress(TypeError):  # an integer of more than 64 bits
+            text = fast(numbers)
+            if b"null" not in text:  # which stands for a number that is not finite
+                return text[1:-1]
+    return ",".join(map(repr, numbers)).encode()

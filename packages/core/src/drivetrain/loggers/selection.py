@@ -1,0 +1,72 @@
+"""Selects the reports that a logger writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Literal
+
+from drivetrain._hooks.callback import Report
+from drivetrain._storage.reading import is_number
+from drivetrain.errors import ConfigurationError
+
+__all__ = ["Selection"]
+
+
+class Selection:
+    """Selects reports by their rank and number, and by the time since the last selected report of the rank.
+
+    Args:
+        logger: the name of the logger, for error messages.
+        ranks: the ranks whose reports are selected, or ``"all"``.
+        every: select every n-th report of a rank: those whose iteration is divisible by it.
+        min_interval_s: the minimum number of seconds between two selected reports of a rank, by their timestamps.
+
+    Raises:
+        ConfigurationError: an argument has the wrong type or is out of range.
+    """
+
+    def __init__(self, logger: str, ranks: Collection[int] | Literal["all"], every: int, min_interval_s: float) -> None:
+        if ranks != "all" and not _are_ranks(ranks):
+            raise ConfigurationError(f"{logger}(ranks=...): expected 'all' or a list of ranks, got {ranks!r}")
+        if type(every) is not int or every < 1:
+            raise ConfigurationError(f"{logger}(every=...): expected an integer of at least 1, got {every!r}")
+        if not is_number(min_interval_s) or min_interval_s < 0:
+            raise ConfigurationError(f"{logger}(min_interval_s=...): expected seconds, got {min_interval_s!r}")
+        self._ranks = None if ranks == "all" else frozenset(ranks)
+        self._every = every
+        self._min_interval_s = min_interval_s
+        self._selected_at: dict[int, float] = {}
+        self._skipped: dict[int, Report] = {}
+        self._selects_all = self._ranks is None and every == 1 and not min_interval_s
+
+    def selects(self, report: Report) -> bool:
+        """Return True if a report is to be written."""
+        if self._selects_all:
+            return True
+        if self._ranks is not None and report.rank not in self._ranks:
+            return False
+        now = float(report.metrics.get("_timestamp", 0))
+        is_due = now - self._selected_at.get(report.rank, float("-inf")) >= self._min_interval_s
+        if report.iteration % self._every or not is_due:
+            self._skipped[report.rank] = report
+            return False
+        self._selected_at[report.rank] = now
+        self._skipped.pop(report.rank, None)
+        return True
+
+    def take_last(self) -> Iterator[Report]:
+        """Yield the last report of each selected rank whose last report was not selected, since the last call.
+
+        A logger writes them at the end of a run, so that its files end with the last metrics of the run.
+        """
+        while self._skipped:
+            yield self._skipped.popitem()[1]
+
+    def restart(self) -> None:
+        """Forget the reports so far, because a run resumes from an earlier iteration."""
+        self._skipped.clear()
+        self._selected_at.clear()
+
+
+def _are_ranks(ranks: object) -> bool:
+    return isinstance(ranks, Collection) and all(type(rank) is int and rank >= 0 for rank in ranks)

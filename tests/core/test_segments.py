@@ -1,0 +1,249 @@
+"""Files that grow, on storage that can only replace files as a whole."""
+
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from drivetrain import (
+    Checkpoint,
+    CheckpointConfig,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    StorageError,
+    TrainingFailedError,
+    report,
+    runs,
+)
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import SEGMENTS
+from drivetrain._storage.mirror import Mirror
+from drivetrain._storage.remote import locate
+from drivetrain._storage.reports import rank_files, tail_lines
+
+NAME = "result.json"
+
+
+class CountingFilesystem(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]  # fsspec has no types
+    """A filesystem in memory that counts the bytes that are written."""
+
+    protocol = "memory"
+    cachable = False
+    written = 0
+
+    def pipe_file(self, path: str, value: bytes, **options: object) -> None:
+        self.written += len(value)
+        super().pipe_file(path, value, **options)
+
+    def _open(self, path: str, mode: str = "rb", **options: object) -> object:
+        file = super()._open(path, mode, **options)
+        if "w" in mode:
+            write = file.write
+
+            def counted(data: bytes) -> int:
+                self.written += len(data)
+                return int(write(data))
+
+            file.write = counted
+        return file
+
+
+@pytest.fixture
+def filesystem() -> Iterator[CountingFilesystem]:
+    filesystem = CountingFilesystem()
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+@pytest.fixture
+def storage(filesystem: CountingFilesystem) -> Storage:
+    return Storage(*locate("/runs/run", filesystem, what="path"))
+
+
+@pytest.fixture
+def make_mirror(storage: Storage, tmp_path: Path) -> Callable[[int], tuple[Mirror, Path]]:
+    def make(driver: int) -> tuple[Mirror, Path]:
+        directory = tmp_path / str(driver)
+        directory.mkdir()
+        return Mirror(str(directory), storage, "", period_s=300, warn=pytest.fail, driver=driver), directory / NAME
+
+    return make
+
+
+MakeMirror = Callable[[int], tuple[Mirror, Path]]
+
+
+def append(path: Path, data: bytes) -> bytes:
+    with path.open("ab") as file:
+        file.write(data)
+    return path.read_bytes()
+
+
+def segments_of(storage: Storage) -> list[str]:
+    return sorted(storage.walk(f"{SEGMENTS}/{NAME}"))
+
+
+def test_only_what_was_added_is_uploaded(
+    make_mirror: MakeMirror, storage: Storage, filesystem: CountingFilesystem
+) -> None:
+    mirror, path = make_mirror(1)
+    for number in range(20):
+        content = append(path, b"%d\n" % number * 1000)
+        mirror.push_growing()
+        assert storage.read_bytes(NAME) == content
+    mirror.push_growing()
+    mirror.push()
+
+    assert filesystem.written == len(content)
+    assert len(segments_of(storage)) == 20
+    assert rank_files(storage) == {0: NAME}
+    assert storage.exists(NAME)
+    assert tail_lines(storage, NAME, 2) == [b"19", b"19"]
+
+
+def test_small_file_is_whole_after_the_run_and_a_large_one_stays_in_segments(
+    make_mirror: MakeMirror, storage: Storage, filesystem: CountingFilesystem
+) -> None:
+    mirror, path = make_mirror(1)
+    large = path.with_name("result_rank_1.json")
+    logs = path.parent / "logs" / "rank_0.log"
+    logs.parent.mkdir()
+    with mirror.running():
+        for _ in range(3):
+            append(path, b"1234567\n" * 10)
+            append(logs, b"printed\n")
+            append(large, b"1234567\n" * (1 << 18))
+            mirror.push_growing()
+
+    assert filesystem.cat_file(storage.path(NAME)) == storage.read_bytes(NAME) == path.read_bytes()
+    assert filesystem.cat_file(storage.path("logs/rank_0.log")) == b"printed\n" * 3
+    assert storage.read_bytes(large.name) == large.read_bytes()
+    assert {os.path.dirname(name) for name in storage.walk(SEGMENTS)} == {large.name}
+    assert rank_files(storage) == {0: NAME, 1: large.name}
+
+
+def test_driver_that_resumes_a_run_continues_its_files(make_mirror: MakeMirror, storage: Storage) -> None:
+    first, path = make_mirror(1)
+    for number in range(5):
+        append(path, b"%d\n" % number * 100)
+        first.push_growing()
+
+    second, resumed = make_mirror(2)
+    second.pull()
+    assert resumed.read_bytes() == path.read_bytes()
+    os.truncate(resumed, 600)  # the lines of later iterations are removed
+    append(resumed, b"again\n" * 200)
+    append(path, b"late\n")  # by a driver that was suspended, and has not noticed that another one works on the run
+    first.push_growing()
+    second.push_growing()
+
+    assert storage.read_bytes(NAME) == resumed.read_bytes()
+    third, merged = make_mirror(3)
+    third.pull()
+    assert merged.read_bytes() == resumed.read_bytes()
+    with third.running():
+        append(merged, b"end\n")
+    assert storage.read_bytes(NAME) == merged.read_bytes()
+    assert not storage.exists(SEGMENTS)
+
+
+def test_file_with_another_header_is_replaced(make_mirror: MakeMirror, storage: Storage) -> None:
+    mirror, path = make_mirror(1)
+    append(path, b"a\n" + b"0\n" * 100_000)
+    mirror.push_growing()
+    path.write_bytes(b"a,b\n" + b"0\n" * 100_000)
+    mirror.push_growing()
+
+    assert storage.read_bytes(NAME) == path.read_bytes()
+    assert len(segments_of(storage)) == 1
+
+
+def test_many_small_segments_become_one(make_mirror: MakeMirror, storage: Storage) -> None:
+    mirror, path = make_mirror(1)
+    for number in range(1100):
+        content = append(path, b"%d\n" % number)
+        mirror.push_growing()
+
+    assert len(segments_of(storage)) < 510
+    assert storage.read_bytes(NAME) == content
+
+
+def test_merge_that_is_interrupted_anywhere_loses_nothing(
+    make_mirror: MakeMirror, storage: Storage, filesystem: CountingFilesystem
+) -> None:
+    mirror, path = make_mirror(1)
+    for number in range(8):
+        content = append(path, b"%d\n" % number * 100)
+        mirror.push_growing()
+    filesystem.pipe_file(storage.path(NAME), content)
+    *others, _last = segments_of(storage)
+    random.Random(0).shuffle(others)
+    for name in others:
+        filesystem.rm_file(storage.path(SEGMENTS, NAME, name))
+        assert storage.read_bytes(NAME) == content
+
+
+def test_missing_segment_is_an_error(make_mirror: MakeMirror, storage: Storage, filesystem: CountingFilesystem) -> None:
+    mirror, path = make_mirror(1)
+    for _ in range(3):
+        append(path, b"line\n")
+        mirror.push_growing()
+    filesystem.rm_file(storage.path(SEGMENTS, NAME, segments_of(storage)[1]))
+
+    with pytest.raises(StorageError, match=r"expected a segment in \.segments that begins at byte 5, got the next one"):
+        storage.read_bytes(NAME)
+
+
+def train_function(config: dict[str, int]) -> None:
+    metrics = {f"metric_{number}": number + 1 / 3 for number in range(20)}
+    for step in range(config["first"], config["steps"]):
+        if step % 500 != 499:
+            report(metrics)
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            report(metrics, Checkpoint.from_directory(directory))
+    if config["fails"]:
+        raise RuntimeError("the end")
+
+
+def fit(filesystem: CountingFilesystem, *, first: int, steps: int, fails: bool) -> Result:
+    return DataParallelTrainer(
+        train_function,
+        train_loop_config={"first": first, "steps": steps, "fails": fails},
+        scaling_config=ScalingConfig(runtime="inprocess"),
+        run_config=RunConfig(
+            name="run",
+            storage_path="/runs",
+            storage_filesystem=filesystem,
+            resume="auto",
+            verbose=0,
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+        ),
+    ).fit()
+
+
+def test_metrics_of_a_run_cost_bytes_in_proportion_to_the_metrics(filesystem: CountingFilesystem) -> None:
+    with pytest.raises(TrainingFailedError, match="the end"):
+        fit(filesystem, first=0, steps=10_100, fails=True)
+    run = runs.open_run("/runs/run", storage_filesystem=filesystem)
+    sizes = {name: len(run.storage.read_bytes(name) or b"") for name in (NAME, "progress.csv", "timeline.jsonl")}
+
+    assert len(list(run.reports())) == 10_100
+    assert sum(sizes.values()) <= filesystem.written <= 1.1 * sum(sizes.values())
+    written, filesystem.written = filesystem.written, 0
+
+    result = fit(filesystem, first=10_000, steps=12_000, fails=False)
+
+    assert [report["_training_iteration"] for report in run.reports()] == list(range(1, 12_001))
+    assert len(result.metrics_dataframe) == 12_000
+    rows = (run.storage.read_bytes("progress.csv") or b"").splitlines()
+    assert len(rows) == 12_001
+    assert filesystem.written < 0.5 * written, "a driver that resumes the run uploads the metrics again"
