@@ -11,6 +11,7 @@ from benchmarks.measure import Bench, machine, scratch
 NAMES = (
     *(
         "report",
+        "sustained",
         "loggers",
         "end",
         "start_local",

@@ -12,11 +12,12 @@ def reports(config: dict[str, Any], report: Callable[[dict[str, Any]], None], ra
     """Report as often as configured, and stamp statistics of the calls in microseconds."""
     stamp(config, "train_function")
     nanoseconds = []
+    more = {f"metric_{number}": 1 / (number + 3) for number in range(config.get("metrics", 3) - 3)}
     for step in range(config["reports"]):
         work_until = time.perf_counter_ns() + config["spin_us"] * 1000
         while time.perf_counter_ns() < work_until:
             pass
-        metrics = {"loss": 1.0 / (step + 1), "accuracy": 0.5, "step": step}
+        metrics = {"loss": 1.0 / (step + 1), "accuracy": 0.5, "step": step, **more}
         before = time.perf_counter_ns()
         report(metrics)
         nanoseconds.append(time.perf_counter_ns() - before)

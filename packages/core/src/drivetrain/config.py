@@ -522,8 +522,8 @@ class SyncConfig(ShowsFields):
     directory is in the run directory, so nothing is copied.
 
     Attributes:
-        sync_period: seconds between two uploads of changed metrics, logs and artifacts. Metrics are also uploaded with
-            each checkpoint.
+        sync_period: seconds between two uploads of what was added to metrics and logs, and of changed artifacts.
+            Metrics and logs are also uploaded before each commit of a checkpoint.
         sync_timeout: maximum duration of one transfer, in seconds. A transfer is the upload or download of artifacts or
             of a checkpoint.
         sync_artifacts: whether to upload artifacts.

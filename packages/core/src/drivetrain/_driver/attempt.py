@@ -17,6 +17,7 @@ from typing import Any
 from drivetrain._driver.commits import Commits
 from drivetrain._driver.delivery import Delivery
 from drivetrain._driver.diagnosis import Diagnosis
+from drivetrain._driver.load import Load
 from drivetrain._driver.outcomes import AttemptFailed, Ending, Succeeded
 from drivetrain._driver.progress import HangLimits, Progress
 from drivetrain._driver.ranks import Ranks
@@ -83,6 +84,7 @@ class Attempt:
         self._termination = Termination(services, group, ranks, machine, target_size)
         self._replacement: Replacement | None = None
         self._started_at = time.monotonic()
+        self._load = Load()
         self._progress = Progress(ranks, HangLimits.of(services.run.run_config.hang_timeout_s))
 
     @property
@@ -138,7 +140,10 @@ class Attempt:
         received_at = time.monotonic()
         self._diagnosis.update_clock_lag(event)
         self._note_commits(self._dispatch(event))
-        self._progress.note(event, time.monotonic() - received_at)
+        seconds = time.monotonic() - received_at
+        self._progress.note(event, seconds)
+        if type(event) is Reported:
+            self._load.note(seconds)
         return self.state in (AttemptState.SUCCEEDED, AttemptState.GROWN)
 
     def _wait(self, timeout_s: float | None) -> None:
@@ -148,6 +153,8 @@ class Attempt:
             until_check_s = max(0.0, check - time.monotonic())
             timeout_s = until_check_s if timeout_s is None else min(timeout_s, until_check_s)
         self._group.pump(self.handle, timeout_s)
+        if message := self._load.describe_if_high():
+            self._run.console.print(f"{self._run.name}: {message}", error=True)
         if check is not None and time.monotonic() >= check and self.state.is_active:
             self._note_commits(self._commit())
 

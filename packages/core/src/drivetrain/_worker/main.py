@@ -231,6 +231,7 @@ class _Listener:
         except BaseException as error:  # for example, the task needs a package that this node does not have
             running.outbox.emit(Failed(command.rank, time.time(), RankState.LOADING, capture_failure(error)))
         else:
+            self._channel.share_among(task.context.get_world_size())
             report_outcome(run_in_session(task, running), task, running, self._output.flush)
         running.is_over, running.session = True, None
 
