@@ -2,7 +2,7 @@
 
 The name of a file, such as ``part-00001-000000000080-00000003.parquet``, consists of a number that grows with every
 resume, the iteration after which that resume continued, and a count. The rows of later iterations in earlier files are
-void, because their reports were made again.
+void, because their reports were repeated.
 """
 
 from __future__ import annotations

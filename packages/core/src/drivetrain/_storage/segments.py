@@ -299,7 +299,7 @@ class _SegmentedFile:
                 return
 
     def _is_unchanged(self, file: BinaryIO, number: int, size: int) -> bool:
-        """Return True if the file still begins with what is stored up to the end of a part."""
+        """Return True if the file still begins with the stored bytes up to the end of a part."""
         part, digest = self._stored[number]
         return part.end <= size and _digest(file, part.end) == digest
 

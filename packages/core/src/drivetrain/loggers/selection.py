@@ -40,7 +40,7 @@ class Selection:
         self._selects_all = self._ranks is None and every == 1 and not min_interval_s
 
     def selects(self, report: Report) -> bool:
-        """Return True if a report is to be written."""
+        """Return True if a report must be written."""
         if self._selects_all:
             return True
         if self._ranks is not None and report.rank not in self._ranks:
