@@ -12,6 +12,7 @@ NAMES = (
     *(
         "report",
         "sustained",
+        "soak",
         "loggers",
         "end",
         "start_local",
@@ -26,7 +27,7 @@ NAMES = (
     ),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
     *("recovery", "lost_node", "noticed", "hang_cost"),
-    *("transformers_steps", "accelerate_steps", "horovod_steps", "tensorflow_steps", "jax_steps"),
+    *("transformers_steps", "accelerate_steps", "fabric_steps", "horovod_steps", "tensorflow_steps", "jax_steps"),
     *("gbdt", "ingest", "loader"),
     *("tune", "page"),
 )

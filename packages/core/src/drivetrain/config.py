@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from drivetrain._base.frozen import explains_assignment
 from drivetrain._base.notebook import ShowsFields
+from drivetrain._base.ports import parse_ports
 from drivetrain._base.positional import accepts_positional
 from drivetrain._base.redact import MaskedOptions
 from drivetrain.errors import ConfigurationError
@@ -192,6 +193,11 @@ def _run_name(subject: str, value: object) -> None:
             f"[DT-101] {subject}: expected a directory name without slashes, got {value!r}. Put parent directories "
             "into storage_path"
         )
+
+
+def _ports(subject: str, value: object) -> None:
+    _instance_of(str)(subject, value)
+    parse_ports(str(value), subject)
 
 
 def _path(subject: str, value: object) -> None:
@@ -591,6 +597,8 @@ class RunConfig(ShowsFields):
         preload: names of modules that the train function imports. The process from which local workers are forked
             imports these modules once for all workers, and for later runs. They must not use a GPU. A module that
             starts a thread is skipped.
+        ports: the TCP ports on which the driver and the frameworks listen for other nodes, such as ``"29500-29599"``.
+            None uses the environment variable ``DRIVETRAIN_PORTS``; if it is not set, the operating system chooses.
         start_timeout_s: seconds within which every worker must start running the train function.
         hang_timeout_s: seconds without progress of a rank after which the run counts as hung. The run is then retried,
             or fails with an error that shows the stacks of every rank. Progress is a report, a batch from a shard or a
@@ -620,6 +628,7 @@ class RunConfig(ShowsFields):
     chdir_to_trial_dir: bool = False
     detailed_metrics: bool = False
     preload: Sequence[str] = ()
+    ports: str | None = None
     start_timeout_s: float = 600.0
     hang_timeout_s: float | Literal["auto"] | Mapping[Literal["first", "next"], float | Literal["auto"]] | None = None
 
@@ -650,6 +659,7 @@ class RunConfig(ShowsFields):
                 "chdir_to_trial_dir": _bool,
                 "detailed_metrics": _bool,
                 "preload": _module_names,
+                "ports": _or_none(_ports),
                 "start_timeout_s": _seconds,
                 "hang_timeout_s": _or_none(_hang_timeout),
             },

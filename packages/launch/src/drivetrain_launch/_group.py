@@ -90,7 +90,8 @@ class CommandGroup(RemoteGroup):
         """See :meth:`drivetrain.plugin.runtimes.Group.stacks`. The supervisors send the stacks over new connections."""
         targets = {rank: target for node in self.stack_targets(ranks).values() for rank, target in node.items()}
         stacks: dict[int, str] = {}
-        listener = WorkerListener(self._launch.spec.address, expected=len(targets), token=self._launch.address.token)
+        spec, token = self._launch.spec, self._launch.address.token
+        listener = WorkerListener(spec.address, expected=len(targets), token=token, ports=spec.ports)
         with contextlib.closing(listener):
             for rank, (pid, descriptor) in targets.items():
                 self._supervisor(rank).send(SendStacks(listener.address.port, rank, pid, descriptor))

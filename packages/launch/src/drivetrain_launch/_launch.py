@@ -53,6 +53,7 @@ class LaunchSpec:
         hosts: the hosts on which workers are started in turn; empty if the template has no ``{host}``.
         num_workers: the number of workers.
         address: the IP address of this machine on which to wait for connections.
+        ports: see :class:`~drivetrain.plugin.runtimes.GroupSpec`.
         token_directory: the directory of the file with the token; None to pass the token in the environment.
     """
 
@@ -60,6 +61,7 @@ class LaunchSpec:
     hosts: tuple[str, ...]
     num_workers: int
     address: str
+    ports: range | None
     token_directory: Path | None
 
 
@@ -295,7 +297,7 @@ class Launch:
 
 def _listen(spec: LaunchSpec) -> WorkerListener:
     try:
-        return WorkerListener(spec.address, expected=2 * spec.num_workers)
+        return WorkerListener(spec.address, expected=2 * spec.num_workers, ports=spec.ports)
     except OSError as error:
         raise ConfigurationError(
             f"[DT-113] CommandRuntime: host: expected an IP address of this machine, got {spec.address!r} ({error})"

@@ -166,7 +166,7 @@ class CommandRuntime(Runtime):
         """Return the launch of the previous group, unless it cannot be used any more; otherwise a new one."""
         from drivetrain_launch._launch import Launch
 
-        wanted = self._launch_spec(spec.num_workers)
+        wanted = self._launch_spec(spec.num_workers, spec.ports)
         launch = _launches.get(spec.run_resources)
         if launch is not None:
             if launch.is_usable:
@@ -179,7 +179,7 @@ class CommandRuntime(Runtime):
         spec.run_resources.callback(launch.close)
         return launch
 
-    def _launch_spec(self, num_workers: int) -> LaunchSpec:
+    def _launch_spec(self, num_workers: int, ports: range | None) -> LaunchSpec:
         from drivetrain_launch._launch import LaunchSpec
 
         assert self.template is not None
@@ -189,6 +189,7 @@ class CommandRuntime(Runtime):
             hosts=hosts,
             num_workers=num_workers,
             address=self.host or own_address(hosts[:num_workers]),
+            ports=ports,
             token_directory=None if self.token_directory is None else Path(self.token_directory),
         )
 

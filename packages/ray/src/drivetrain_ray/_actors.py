@@ -33,6 +33,7 @@ class Actors:
     Args:
         host: the IP address of the driver.
         expected: the maximum number of actors that connect at the same time.
+        ports: see :class:`~drivetrain.plugin.runtimes.GroupSpec`.
 
     Attributes:
         reservation: the reservation that the next group may reuse; None if there is none.
@@ -41,12 +42,12 @@ class Actors:
         nodes: the nodes of the previous group, in the order of their ranks.
     """
 
-    def __init__(self, host: str, expected: int) -> None:
+    def __init__(self, host: str, expected: int, ports: range | None = None) -> None:
         self.reservation: Reservation | None = None
         self.introductions: dict[int, Introduction] = {}
         self.deaths = Deaths()
         self.nodes: Sequence[str] = ()
-        self._listener = WorkerListener(host, expected=expected)
+        self._listener = WorkerListener(host, expected=expected, ports=ports)
         self._session: str | None = None
         self._handles: dict[int, Any] = {}
         self._spares: dict[int, str] = {}

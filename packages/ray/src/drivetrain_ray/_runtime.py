@@ -104,7 +104,7 @@ class RayRuntime(Runtime):
             import ray
 
             expected = spec.scaling.max_workers + spec.scaling.spare_workers
-            actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address(), expected)
+            actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address(), expected, spec.ports)
             spec.run_resources.callback(actors.close)
         with launch_group(spec, actors, self._reservation) as group:
             yield group

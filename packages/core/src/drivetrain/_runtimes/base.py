@@ -59,6 +59,7 @@ class GroupSpec:
             run for the next, it must register the functions that release these resources on this stack.
         elastic: True if the next group of the run may have another size.
         avoided: ids of nodes on which to place no workers if there are other nodes.
+        ports: the TCP ports for connections of workers; None if the configuration does not select them.
     """
 
     num_workers: int
@@ -73,6 +74,7 @@ class GroupSpec:
     run_resources: ExitStack
     elastic: bool = False
     avoided: frozenset[str] = frozenset()
+    ports: range | None = None
 
 
 class RoomTakenError(Exception):

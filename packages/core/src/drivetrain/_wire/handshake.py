@@ -244,12 +244,14 @@ class WorkerListener:
     """Accepts the connections of worker processes without blocking.
 
     Args:
-        host: the IP address on this machine to listen on, of version 4 or 6. ``DRIVETRAIN_PORTS`` selects the port.
+        host: the IP address on this machine to listen on, of version 4 or 6.
         expected: number of worker processes that may connect at the same time. The number of connections with an
             incomplete handshake is limited to twice this value, or to 128 if that is more. A further connection
             replaces the oldest one.
         handshake_timeout_s: seconds after which a connection with an incomplete handshake is closed.
         token: the secret of 32 bytes; None for a new one.
+        ports: the ports to choose from; None for those in ``DRIVETRAIN_PORTS``, or for any port if it is not set. A
+            runtime passes ``GroupSpec.ports``.
     """
 
     def __init__(
@@ -259,13 +261,14 @@ class WorkerListener:
         expected: int = 128,
         handshake_timeout_s: float = CONNECT_WAIT_S,
         token: bytes | None = None,
+        ports: range | None = None,
     ) -> None:
         self._token = token or secrets.token_bytes(_TOKEN_BYTES)
         self._timeout_s = handshake_timeout_s
         self._pending_limit = max(_MIN_PENDING_LIMIT, 2 * expected)
         self._pending: dict[int, _Peer] = {}
         self._timer: threading.Timer | None = None
-        self._listener = listen(host, backlog=self._pending_limit)
+        self._listener = listen(host, backlog=self._pending_limit, ports=ports)
         self._listener.setblocking(False)
         self._expired = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
