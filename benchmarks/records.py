@@ -21,11 +21,13 @@ BEGIN, END = "<!-- begin of the table -->\n", "<!-- end of the table -->\n"
 _SECTIONS = {
     "Start and memory": ("start_script", "start_local", "start_ray", "warm_trainer", "memory", "end", "recovery"),
     "Training speed": (
-        *("steps", "lightning", "transformers_steps", "accelerate_steps", "tensorflow_steps"),
+        *("steps", "lightning", "fabric_steps", "transformers_steps", "accelerate_steps", "tensorflow_steps"),
         *("jax_steps", "horovod_steps", "gbdt", "hang_cost"),
     ),
     "Data": ("ingest", "loader"),
-    "Reports and checkpoints": ("report", "loggers", "commit", "checkpoint_local", "checkpoint_async", "s3"),
+    "Reports and checkpoints": (
+        *("report", "sustained", "loggers", "soak", "commit", "checkpoint_local", "checkpoint_async", "s3"),
+    ),
 }
 _SHOWN_VERSIONS = ("torch", "lightning", "ray")
 _HEAD = "| benchmark | quantity | median | range | runs | goal | met |\n|---|---|---|---|---|---|---|\n"

@@ -35,12 +35,29 @@ def test_driver_says_once_that_reports_wait_for_it(
     assert line.endswith("Report less often")
 
 
-@pytest.mark.parametrize(("seconds", "reports"), [(0.1, 40), (0.00001, 10_000)], ids=["few reports", "little time"])
+@pytest.mark.parametrize(("seconds", "reports"), [(9.0, 1), (0.00001, 10_000)], ids=["one report", "little time"])
 def test_low_load_is_not_worth_a_message(seconds: float, reports: int) -> None:
     now = 0.0
-    measured = Load(clock=lambda: now)
+    measured = Load(clock=lambda: now, cpu_clock=lambda: 0.0)
     for _ in range(5):
         for _ in range(reports):
             measured.note(seconds)
         now += 10.0
         assert measured.describe_if_high() == ""
+
+
+@pytest.mark.parametrize(
+    ("callback_s", "cpu_s", "duration"), [(0.2, 0.0, "200.0 ms"), (0.00001, 8.0, "160.0 ms")], ids=["callback", "CPU"]
+)
+def test_high_load_is_named_once(callback_s: float, cpu_s: float, duration: str) -> None:
+    now = cpu = 0.0
+    measured = Load(clock=lambda: now, cpu_clock=lambda: cpu)
+    messages = []
+    for _ in range(3):
+        for _ in range(50):
+            measured.note(callback_s)
+        now, cpu = now + 10.0, cpu + cpu_s
+        messages.append(measured.describe_if_high())
+
+    assert f"the ranks make 5.0 reports per second, each of which takes {duration} with" in messages[0]
+    assert messages[1:] == ["", ""]

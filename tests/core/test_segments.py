@@ -96,9 +96,9 @@ def test_only_what_was_added_is_uploaded(
     mirror, path = make_mirror(1)
     for number in range(20):
         content = append(path, b"%d\n" % number * 1000)
-        mirror.push_growing()
+        mirror.push_before_commit()
         assert storage.read_bytes(NAME) == content
-    mirror.push_growing()
+    mirror.push_before_commit()
     mirror.push()
 
     assert filesystem.written == len(content)
@@ -120,7 +120,7 @@ def test_small_file_is_whole_after_the_run_and_a_large_one_stays_in_segments(
             append(path, b"1234567\n" * 10)
             append(logs, b"printed\n")
             append(large, b"1234567\n" * (1 << 18))
-            mirror.push_growing()
+            mirror.push_before_commit()
 
     assert filesystem.cat_file(storage.path(NAME)) == storage.read_bytes(NAME) == path.read_bytes()
     assert filesystem.cat_file(storage.path("logs/rank_0.log")) == b"printed\n" * 3
@@ -133,7 +133,7 @@ def test_driver_that_resumes_a_run_continues_its_files(make_mirror: MakeMirror, 
     first, path = make_mirror(1)
     for number in range(5):
         append(path, b"%d\n" % number * 100)
-        first.push_growing()
+        first.push_before_commit()
 
     second, resumed = make_mirror(2)
     second.pull()
@@ -141,8 +141,8 @@ def test_driver_that_resumes_a_run_continues_its_files(make_mirror: MakeMirror, 
     os.truncate(resumed, 600)  # the lines of later iterations are removed
     append(resumed, b"again\n" * 200)
     append(path, b"late\n")  # by a driver that was suspended, and has not noticed that another one works on the run
-    first.push_growing()
-    second.push_growing()
+    first.push_before_commit()
+    second.push_before_commit()
 
     assert storage.read_bytes(NAME) == resumed.read_bytes()
     third, merged = make_mirror(3)
@@ -151,27 +151,156 @@ def test_driver_that_resumes_a_run_continues_its_files(make_mirror: MakeMirror, 
     with third.running():
         append(merged, b"end\n")
     assert storage.read_bytes(NAME) == merged.read_bytes()
-    assert not storage.exists(SEGMENTS)
+    assert segments_of(storage) == []
+
+
+def test_logs_of_earlier_drivers_are_continued_without_a_download(
+    make_mirror: MakeMirror, storage: Storage, filesystem: CountingFilesystem
+) -> None:
+    name = "logs/rank_0.log"
+    for driver, line in ((1, b"first\n"), (2, b"second\n"), (3, b"third\n")):
+        mirror, path = make_mirror(driver)
+        mirror.pull()
+        log = path.parent / name
+        assert not log.exists()
+        log.parent.mkdir(exist_ok=True)
+        with mirror.running():
+            append(log, line)
+            mirror.push_before_commit()
+            append(log, line)
+
+    assert storage.read_bytes(name) == b"first\nfirst\nsecond\nsecond\nthird\nthird\n"
+
+
+def test_lines_that_are_removed_at_the_end_of_a_segment_stay_removed_after_a_failed_upload(
+    make_mirror: MakeMirror, storage: Storage, filesystem: CountingFilesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, path = make_mirror(1)
+    for _ in range(2):
+        append(path, b"line\n" * 20)
+        mirror.push_before_commit()
+    os.truncate(path, 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(CountingFilesystem, "pipe_file", fail)
+        with pytest.raises(StorageError):
+            mirror.push_before_commit()
+    mirror.push_before_commit()
+    assert storage.read_bytes(NAME) == path.read_bytes()
+
+    content = append(path, b"next\n")
+    with mirror.running():
+        mirror.push_before_commit()
+        assert storage.read_bytes(NAME) == content
+    assert (storage.read_bytes(NAME), segments_of(storage)) == (content, [])
+
+
+def fail(*args: object, **options: object) -> None:
+    raise PermissionError("no access")
+
+
+def test_file_that_changes_during_its_upload_is_corrected_by_the_next_one(
+    make_mirror: MakeMirror, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, path = make_mirror(1)
+    append(path, b"first\n" * 100)
+
+    def truncate_meanwhile(self: CountingFilesystem, name: str, value: bytes, **options: object) -> None:
+        os.truncate(path, 0)
+        append(path, b"again\n" * 200)
+        write(self, name, value, **options)
+
+    write = CountingFilesystem.pipe_file
+    with monkeypatch.context() as patch:
+        patch.setattr(CountingFilesystem, "pipe_file", truncate_meanwhile)
+        mirror.push_before_commit()
+    mirror.push_before_commit()
+
+    assert storage.read_bytes(NAME) == b"again\n" * 200
+
+
+def test_driver_that_is_killed_before_it_deletes_hidden_segments_leaves_a_readable_file(
+    make_mirror: MakeMirror, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, path = make_mirror(1)
+    for _ in range(4):
+        append(path, b"line\n" * 20)
+        first.push_before_commit()
+    os.truncate(path, 50)
+    with monkeypatch.context() as patch:
+        patch.setattr(CountingFilesystem, "rm", fail)
+        with pytest.raises(StorageError):
+            first.push_before_commit()
+    assert len(segments_of(storage)) == 5
+    assert storage.read_bytes(NAME) == path.read_bytes()
+
+    second, resumed = make_mirror(2)
+    second.pull()
+    with second.running():
+        append(resumed, b"end\n")
+        second.push_before_commit()
+        assert storage.read_bytes(NAME) == resumed.read_bytes()
+        assert len(segments_of(storage)) == 2
+    assert (storage.read_bytes(NAME), segments_of(storage)) == (resumed.read_bytes(), [])
+
+
+def test_merge_of_a_driver_that_has_lost_the_run_changes_nothing(make_mirror: MakeMirror, storage: Storage) -> None:
+    first, path = make_mirror(1)
+    second, resumed = make_mirror(2)
+    with first.running():
+        append(path, b"line\n" * 20)
+        first.push()
+        second.pull()
+        content = append(resumed, b"of the second\n")
+        second.push_before_commit()
+
+    assert storage.read_bytes(NAME) == content
+    assert len(segments_of(storage)) == 2
+
+
+def test_damaged_file_does_not_prevent_a_resume(
+    storage: Storage, filesystem: CountingFilesystem, make_mirror: MakeMirror, tmp_path: Path
+) -> None:
+    first, path = make_mirror(1)
+    for _ in range(3):
+        append(path, b"line\n")
+        first.push_before_commit()
+    filesystem.rm_file(storage.path(SEGMENTS, NAME, segments_of(storage)[1]))
+    warnings: list[str] = []
+    (tmp_path / "2").mkdir()
+    second = Mirror(str(tmp_path / "2"), storage, "", period_s=300, warn=warnings.append, driver=2)
+    second.pull()
+
+    assert warnings == ["result.json: a segment is missing in .segments, so its last 10 bytes are lost"]
+    append(tmp_path / "2" / NAME, b"again\n")
+    second.push_before_commit()
+    assert storage.read_bytes(NAME) == b"line\nagain\n"
 
 
 def test_file_with_another_header_is_replaced(make_mirror: MakeMirror, storage: Storage) -> None:
     mirror, path = make_mirror(1)
     append(path, b"a\n" + b"0\n" * 100_000)
-    mirror.push_growing()
+    mirror.push_before_commit()
     path.write_bytes(b"a,b\n" + b"0\n" * 100_000)
-    mirror.push_growing()
+    mirror.push_before_commit()
 
     assert storage.read_bytes(NAME) == path.read_bytes()
     assert len(segments_of(storage)) == 1
 
 
-def test_many_small_segments_become_one(make_mirror: MakeMirror, storage: Storage) -> None:
+def test_file_with_many_segments_is_no_longer_uploaded_before_each_commit(
+    make_mirror: MakeMirror, storage: Storage
+) -> None:
     mirror, path = make_mirror(1)
-    for number in range(1100):
+    for number in range(600):
         content = append(path, b"%d\n" % number)
-        mirror.push_growing()
+        mirror.push_before_commit()
+    assert len(segments_of(storage)) == 500
+    mirror.push()
 
-    assert len(segments_of(storage)) < 510
+    assert len(segments_of(storage)) == 501
+    assert storage.read_bytes(NAME) == content
+    content = append(path, b"1234567\n" * (1 << 20))
+    mirror.push_before_commit()
     assert storage.read_bytes(NAME) == content
 
 
@@ -181,7 +310,7 @@ def test_merge_that_is_interrupted_anywhere_loses_nothing(
     mirror, path = make_mirror(1)
     for number in range(8):
         content = append(path, b"%d\n" % number * 100)
-        mirror.push_growing()
+        mirror.push_before_commit()
     filesystem.pipe_file(storage.path(NAME), content)
     *others, _last = segments_of(storage)
     random.Random(0).shuffle(others)
@@ -194,10 +323,10 @@ def test_missing_segment_is_an_error(make_mirror: MakeMirror, storage: Storage, 
     mirror, path = make_mirror(1)
     for _ in range(3):
         append(path, b"line\n")
-        mirror.push_growing()
+        mirror.push_before_commit()
     filesystem.rm_file(storage.path(SEGMENTS, NAME, segments_of(storage)[1]))
 
-    with pytest.raises(StorageError, match=r"expected a segment in \.segments that begins at byte 5, got the next one"):
+    with pytest.raises(StorageError, match=r"expected a segment in \.segments that begins at byte 5, got only later"):
         storage.read_bytes(NAME)
 
 

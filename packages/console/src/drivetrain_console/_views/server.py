@@ -251,7 +251,7 @@ def _stamp(state: Any) -> str:
 
 def _state(storage: Storage) -> Any:
     """Return a value that is different after the files of the run have changed."""
-    names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, ERROR_FILE, LOCK_FILE]
+    names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, ERROR_FILE, LOCK_FILE, "metrics"]
     if not storage.is_local:
         return time.time() // _REMOTE_POLL_S  # detecting a change costs as much as reading the run
     with contextlib.suppress(StorageError):  # the directory cannot be listed

@@ -18,7 +18,7 @@ from typing import SupportsIndex
 from drivetrain._base.console import Console
 from drivetrain._base.failure import Failure, one_line
 from drivetrain._base.interrupts import Interrupts
-from drivetrain._base.ports import parse_ports, port_variables
+from drivetrain._base.ports import port_variables
 from drivetrain._base.wakeup import MAX_POLL_S
 from drivetrain._driver.attempt import Attempt
 from drivetrain._driver.backendsetup import BackendSetup, environment_of
@@ -390,7 +390,6 @@ def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, inte
         start_timeout_s=config.start_timeout_s,
         interrupts=interrupts,
         run_resources=contextlib.ExitStack(),
-        ports=None if config.ports is None else parse_ports(config.ports, "RunConfig(ports=...)"),
     )
 
 

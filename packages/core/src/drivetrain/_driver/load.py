@@ -8,31 +8,35 @@ from collections.abc import Callable
 __all__ = ["Load"]
 
 _WINDOW_S = 10.0
-_HIGH = 0.5
-"""The share of the time spent in callbacks that is high, because to receive the reports takes most of the rest."""
+_HIGH = 0.6
+"""The share of the time that is high. Receiving reports takes the rest, or other processes that use the same cores."""
 
-_FEW_REPORTS = 100
+_FEW_REPORTS = 5
 
 
 class Load:
-    """Measures which share of the time the driver spends on reports.
+    """Measures which share of the time the driver spends on reports, including the commits that they cause.
 
     Args:
         clock: returns the current time in seconds.
+        cpu_clock: returns the CPU time of this thread in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
-        self._began_at = clock()
+        self._cpu_clock = cpu_clock
+        self._is_known = False
+        self._began_at, self._cpu_began_at = clock(), cpu_clock()
         self._busy_s = 0.0
         self._reports = 0
-        self._is_known = False
 
     def note(self, seconds: float) -> None:
         """Add a report.
 
         Args:
-            seconds: the time that the driver has spent on it.
+            seconds: the time that the driver has spent on it after it was received.
         """
         self._busy_s += seconds
         self._reports += 1
@@ -42,12 +46,17 @@ class Load:
         seconds = self._clock() - self._began_at
         if seconds < _WINDOW_S:
             return ""
-        busy_s, reports = self._busy_s, self._reports
-        self._began_at, self._busy_s, self._reports = self._clock(), 0.0, 0
+        busy_s, reports = max(self._busy_s, self._cpu_clock() - self._cpu_began_at), self._reports
+        self._began_at, self._cpu_began_at = self._clock(), self._cpu_clock()
+        self._busy_s, self._reports = 0.0, 0
         if self._is_known or busy_s < _HIGH * seconds or reports < _FEW_REPORTS:
             return ""
         self._is_known = True
         return (
-            f"[DT-432] report() waits for the driver: the ranks make {reports / seconds:,.0f} reports per second, and "
-            f"callbacks and files take {1e6 * busy_s / reports:,.0f} us for each. Report less often"
+            f"[DT-432] report() waits for the driver: the ranks make {reports / seconds:,.1f} reports per second, each "
+            f"of which takes {_duration(busy_s / reports)} with its callbacks, files and commits. Report less often"
         )
+
+
+def _duration(seconds: float) -> str:
+    return f"{1e6 * seconds:,.0f} us" if seconds < 0.001 else f"{1e3 * seconds:,.1f} ms"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from drivetrain._base.ports import PORTS, parse_ports
 from drivetrain._hooks.backend import CallableWorkers
 from drivetrain._wire.events import Event
 
@@ -59,7 +60,6 @@ class GroupSpec:
             run for the next, it must register the functions that release these resources on this stack.
         elastic: True if the next group of the run may have another size.
         avoided: ids of nodes on which to place no workers if there are other nodes.
-        ports: the TCP ports for connections of workers; None if the configuration does not select them.
     """
 
     num_workers: int
@@ -74,7 +74,12 @@ class GroupSpec:
     run_resources: ExitStack
     elastic: bool = False
     avoided: frozenset[str] = frozenset()
-    ports: range | None = None
+
+    @property
+    def ports(self) -> range | None:
+        """The TCP ports to listen on for connections of workers; None for any port."""
+        text = self.environment.get(PORTS)
+        return None if text is None else parse_ports(text, PORTS)
 
 
 class RoomTakenError(Exception):

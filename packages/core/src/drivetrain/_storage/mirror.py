@@ -9,13 +9,12 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
 
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import walk_local
-from drivetrain._storage.layout import grows
+from drivetrain._storage.layout import METRICS, draft_target, grows
 from drivetrain._storage.segments import SegmentedFiles
 from drivetrain._storage.transfer import Job, run_jobs
 from drivetrain.errors import StorageError
@@ -60,13 +59,13 @@ class Mirror:
         self._guard = guard
         self._directory = directory
         self._storage = storage.inside(prefix) if prefix else storage
-        self._growing = None if driver is None else SegmentedFiles(self._storage, directory, driver)
+        self._growing = None if driver is None else SegmentedFiles(self._storage, directory, driver, guard, warn)
         self._period_s = period_s
         self._warn = warn
         self._keeps_files = keeps_files
         self._uploaded = _UploadedFiles(state)
         self._lock = threading.Lock()
-        self._warned = False
+        self._warned: set[bool] = set()
         self._ended = False
         self._wakeup = threading.Event()
 
@@ -75,7 +74,7 @@ class Mirror:
         self._wakeup.set()
 
     def pull(self) -> None:
-        """Download the files that grow, so that this driver continues them."""
+        """Continue the files that grow, of which some are downloaded."""
         if self._growing is not None:
             self._growing.pull()
 
@@ -85,59 +84,61 @@ class Mirror:
         Raises:
             StorageError: a file could not be uploaded.
         """
-        with self._lock:
+        states = self._states()
+        if self._growing is not None:
+            self._growing.push(states)
+            states = {name: state for name, state in states.items() if not grows(name)}
+        self._push_whole(states)
+
+    def push_before_commit(self) -> None:
+        """Upload what was added to metrics and logs. This takes little time, however large the files are.
+
+        Raises:
+            StorageError: a file could not be uploaded.
+        """
+        if self._growing is not None:
             states = self._states()
-            growing: list[Job[None]] = []
-            if self._growing is not None:
-                growing = self._growing.uploads(list(states))
-                states = {name: state for name, state in states.items() if not grows(name)}
+            self._growing.push(states, before_commit=True)
+            self._push_whole({name: state for name, state in states.items() if name.startswith(f"{METRICS}/")})
+
+    def _push_whole(self, states: Mapping[str, list[int]]) -> None:
+        """Upload the files that have changed."""
+        with self._lock:
             changed = self._uploaded.without(states)
+            if not changed:
+                return
+            self._guard()
             filesystem = self._storage.remote
             jobs = [
                 Job(name, partial(filesystem.put_file, os.path.join(self._directory, name), self._storage.path(name)))
                 for name in changed
             ]
-            self._upload([*jobs, *growing])
+            run_jobs(jobs, what=f"upload to {self._storage.root}", limits=self._storage.limits)
             self._uploaded.add(changed)
 
-    def push_growing(self) -> None:
-        """Upload what was added to files that grow. This takes little time, however large the files are.
-
-        Raises:
-            StorageError: a file could not be uploaded.
-        """
-        with self._lock:
-            if self._growing is not None:
-                self._upload(self._growing.uploads(list(self._states())))
-
     def _states(self) -> dict[str, list[int]]:
-        """Return the size and the time of the last change of each file. A hidden file of a run directory is a draft."""
+        """Return the size and the time of the last change of each file, except for drafts that will be renamed."""
         return {
             name: [status.st_size, status.st_mtime_ns]
             for name, status in walk_local(self._directory)
-            if self._growing is None or not os.path.basename(name).startswith(".")
+            if self._growing is None or not _is_draft(os.path.basename(name))
         }
 
-    def _upload(self, jobs: Sequence[Job[Any]]) -> None:
-        if jobs:
-            self._guard()
-            run_jobs(jobs, what=f"upload to {self._storage.root}", limits=self._storage.limits)
+    def try_push(self, *, before_commit: bool = False) -> None:
+        """Call :meth:`push` or :meth:`push_before_commit`.
 
-    def try_push(self, *, only_growing: bool = False) -> None:
-        """Upload the new and changed files, or only what was added to files that grow.
-
-        Warn if that fails, but not again until an upload has succeeded.
+        Warn if that fails, but not again until such an upload has succeeded.
         """
         try:
-            if only_growing:
-                self.push_growing()
+            if before_commit:
+                self.push_before_commit()
             else:
                 self.push()
-            self._warned = False
+            self._warned.discard(before_commit)
         except (StorageError, OSError) as error:
-            if not self._warned:
+            if before_commit not in self._warned:
                 self._warn(f"{error}; the upload is retried in {self._period_s:g} s")
-            self._warned = True
+            self._warned.add(before_commit)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Mirror]:
@@ -152,12 +153,18 @@ class Mirror:
             thread.join(self._storage.limits.deadline_s)
             try:
                 self.push()
-                if self._growing is not None:
-                    self._upload(self._growing.merges())
-                    self._growing.delete_empty_directory()
             except (StorageError, OSError) as error:
                 outcome = self._keep() if self._keeps_files else "it was the last upload"
                 self._warn(f"{error}; {outcome}")
+            else:
+                self._merge()
+
+    def _merge(self) -> None:
+        if self._growing is not None:
+            try:
+                self._growing.merge()
+            except (StorageError, OSError) as error:
+                self._warn(f"{error}; nothing is lost: files stay in segments")
 
     def _keep(self) -> str:
         """Copy all files to a directory that nothing deletes, and describe the outcome for a warning."""
@@ -174,6 +181,10 @@ class Mirror:
             self._wakeup.clear()
             if not self._ended:
                 self.try_push()
+
+
+def _is_draft(name: str) -> bool:
+    return name.startswith(".") and (bool(draft_target(name)) or name.endswith(".draft"))
 
 
 class _UploadedFiles:

@@ -134,7 +134,7 @@ def open_run(
             python=platform.python_version(),
         )
         staged = _stage(stack, storage, record, config, notify, lock.check)
-        flushed = _Flush(storage, (RUN_FILE, TRAINER_FILE), staged.push_growing)
+        flushed = _Flush(storage, (RUN_FILE, TRAINER_FILE), staged.push_before_commit)
         stack.callback(flushed.wait)
         checkpoints = CheckpointManager(
             storage, config.checkpoint_config, metadata, notify, lock.check, flushed.before_commit
@@ -326,13 +326,13 @@ class _Staged:
     Attributes:
         directory: the directory.
         push: uploads its new and changed files to the run directory.
-        push_growing: uploads what was added to the files that grow.
-        pull: downloads the files that grow.
+        push_before_commit: uploads what was added to metrics and logs.
+        pull: continues the metrics and logs of earlier drivers.
     """
 
     directory: Path
     push: Callable[[], None] = lambda: None
-    push_growing: Callable[[], None] = lambda: None
+    push_before_commit: Callable[[], None] = lambda: None
     pull: Callable[[], None] = lambda: None
 
 
@@ -365,7 +365,7 @@ def _stage(
         driver=record["starts"],
     )
     stack.enter_context(mirror.running())
-    return _Staged(directory, mirror.try_push, partial(mirror.try_push, only_growing=True), mirror.pull)
+    return _Staged(directory, mirror.try_push, partial(mirror.try_push, before_commit=True), mirror.pull)
 
 
 def _sweep_temporary_files() -> None:

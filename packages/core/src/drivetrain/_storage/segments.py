@@ -6,8 +6,9 @@ what was added since the last upload is uploaded as an object of its own, a segm
 driver, a count, and the position in the file at which the segment begins.
 
 The content of the file is that of the object with the name of the file, if there is one, followed by the segments in
-the order of their names. A segment that begins before the end of what precedes it replaces everything after its
-beginning. So a driver that resumes a run removes lines, and a segment that a suspended driver uploads late is ignored.
+the order of their names. A segment that begins before the end of what precedes it hides everything after its beginning.
+So a driver that resumes a run removes lines, by one upload that takes effect as a whole. Hidden segments are deleted
+afterwards.
 
 At the end of a run, a small file is uploaded as a whole, and its segments are deleted, the last one after the others. A
 large file stays in segments, because to upload the whole file would double the bytes.
@@ -17,9 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import posixpath
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, Protocol
@@ -32,11 +33,14 @@ from drivetrain.errors import StorageError
 
 __all__ = ["Objects", "SegmentedFiles", "growing_files", "read_growing"]
 
-_NAME = re.compile(r"(\d{5})-(\d{8})-(\d{15})")
+_NAME = re.compile(r"(\d{5})-\d{8}-(\d{15})")
 _MAX_SEGMENT_BYTES = 32 << 20
-_LARGE_BYTES = 8 << 20
-_MAX_SMALL = 500
-"""The maximum number of segments after the last large one. More are replaced by one, so that reading stays fast."""
+
+_MANY = 500
+"""The number of segments of a file from which on it is no longer uploaded before each commit."""
+
+_MANY_BYTES = 8 << 20
+"""The number of new bytes for which a file with many segments is nevertheless uploaded before a commit."""
 
 _MERGED_BYTES = 1 << 20
 """The maximum size of a file that is uploaded as a whole at the end of a run."""
@@ -89,11 +93,51 @@ class _Part:
         return self.start + self.size
 
 
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The objects of a file.
+
+    Attributes:
+        visible: the parts that the content consists of, in their order. Each may hide the end of the one before.
+        hidden: the paths of the segments that later ones hide as a whole.
+        whole: the content of the object with the name of the file; None if there is none, or if it is hidden.
+    """
+
+    visible: list[_Part]
+    hidden: list[str]
+    whole: bytes | None
+
+    @classmethod
+    def of(cls, storage: Objects, name: str) -> _Listing:
+        directory = f"{SEGMENTS}/{name}"
+        found = sorted((path, size) for path, size in storage.walk(directory).items() if _NAME.fullmatch(path))
+        parts = [_Part(f"{directory}/{path}", int(path.rpartition("-")[2]), size) for path, size in found]
+        whole = None if parts and parts[0].start == 0 else storage.read_object(name)
+        if whole is not None:
+            parts.insert(0, _Part(name, 0, len(whole)))
+        visible: list[_Part] = []
+        for part in parts:
+            while visible and visible[-1].start >= part.start:
+                visible.pop()
+            visible.append(part)
+        paths = {part.path for part in visible}
+        return cls(visible, [part.path for part in parts if part.path not in {*paths, name}], whole)
+
+    @property
+    def end(self) -> int:
+        return self.visible[-1].end if self.visible else 0
+
+    def read(self, storage: Objects, part: _Part) -> bytes | None:
+        """Return the content of a visible part; None if it was deleted meanwhile."""
+        is_whole = self.whole is not None and part is self.visible[0]
+        return self.whole if is_whole else storage.read_object(part.path)
+
+
 def growing_files(storage: Objects) -> list[str]:
     """Return the sorted names of the files of a run directory that grow, in segments or not."""
-    names = {*storage.list_names()[1], *(f"{LOGS}/{name}" for name in storage.list_names(LOGS)[1])}
-    names |= {posixpath.dirname(path) for path in storage.walk(SEGMENTS)}
-    return sorted(filter(grows, names))
+    names = {*storage.list_names()[1], *storage.list_names(SEGMENTS)[0]}
+    logs = {*storage.list_names(LOGS)[1], *storage.list_names(f"{SEGMENTS}/{LOGS}")[0]}
+    return sorted(filter(grows, names | {f"{LOGS}/{name}" for name in logs}))
 
 
 def read_growing(storage: Objects, name: str) -> bytes | None:
@@ -102,67 +146,39 @@ def read_growing(storage: Objects, name: str) -> bytes | None:
     Raises:
         StorageError: the file cannot be read, exceeds its size limit, or is damaged: a segment is missing.
     """
-    return _read(storage, name)[0]
+    listing, content = _read(storage, name)
+    if listing.visible and len(content) < listing.end:
+        raise StorageError(
+            f"[DT-413] {storage.path(name)}: expected a segment in {SEGMENTS} that begins at byte {len(content)}, got "
+            "only later ones"
+        )
+    return content if listing.visible else None
 
 
-def _read(storage: Objects, name: str) -> tuple[bytes | None, list[_Part]]:
-    """Return the content of a file, and the parts that it consists of."""
-    for attempt in range(_READ_ATTEMPTS):
-        segments = _find_segments(storage, name)
-        whole = None if segments and segments[0].start == 0 else storage.read_object(name)
-        if whole is not None:
-            segments.insert(0, _Part(name, 0, len(whole)))
-        parts = _visible(segments)
-        if not parts:
-            return None, []
-        jobs = [Job(part.path, partial(_read_part, storage, part, whole)) for part in parts]
+def _read(storage: Objects, name: str) -> tuple[_Listing, bytes]:
+    """Return the objects of a file, and its content up to the first missing segment."""
+    for _ in range(_READ_ATTEMPTS):
+        listing = _Listing.of(storage, name)
+        if listing.end > run_file(name).limit:
+            raise too_large(storage.path(name), listing.end, run_file(name).limit)
+        jobs = [Job(part.path, partial(listing.read, storage, part)) for part in listing.visible]
         contents = run_jobs(jobs, what=f"cannot read {name}:", limits=storage.limits)
-        if all(data is not None and len(data) == part.size for data, part in zip(contents, parts, strict=True)):
-            return _join(storage, name, parts, [data or b"" for data in contents]), parts
-        if attempt == _READ_ATTEMPTS - 1:  # otherwise, the driver has replaced the segments meanwhile
-            break
+        if all(data is not None for data in contents):
+            return listing, _join(storage, name, listing, [data or b"" for data in contents])
     raise StorageError(f"[DT-413] {storage.path(name)}: its segments in {SEGMENTS} changed while they were read")
 
 
-def _find_segments(storage: Objects, name: str) -> list[_Part]:
-    """Return the segments of a file in their order, including those that later ones replace."""
-    directory = f"{SEGMENTS}/{name}"
-    found = sorted((path, size) for path, size in storage.walk(directory).items() if _NAME.fullmatch(path))
-    limit = run_file(name).limit
-    if (total := sum(size for _, size in found)) > 2 * limit:
-        raise too_large(storage.path(directory), total, limit)
-    return [_Part(f"{directory}/{path}", int(path.rpartition("-")[2]), size) for path, size in found]
-
-
-def _visible(parts: Sequence[_Part]) -> list[_Part]:
-    """Return the parts without those that later parts replace."""
-    visible: list[_Part] = []
-    for part in parts:
-        while visible and visible[-1].start >= part.start:
-            visible.pop()
-        visible.append(part)
-    return visible
-
-
-def _read_part(storage: Objects, part: _Part, whole: bytes | None) -> bytes | None:
-    return whole if part.start == 0 and whole is not None else storage.read_object(part.path)
-
-
-def _join(storage: Objects, name: str, parts: Sequence[_Part], contents: Sequence[bytes]) -> bytes:
+def _join(storage: Objects, name: str, listing: _Listing, contents: Sequence[bytes]) -> bytes:
     joined = bytearray()
-    for part, data in zip(parts, contents, strict=True):
+    whole: bytes | None = None
+    for part, data in zip(listing.visible, contents, strict=True):
         if part.start > len(joined):  # the driver was killed while it deleted the segments of a merged file
-            whole = storage.read_object(name) or b""
+            whole = storage.read_object(name) or b"" if whole is None else whole
             joined += whole[len(joined) : part.start]
         if part.start > len(joined):
-            raise StorageError(
-                f"[DT-413] {storage.path(name)}: expected a segment in {SEGMENTS} that begins at byte {len(joined)}, "
-                f"got the next one at byte {part.start}"
-            )
+            break
         del joined[part.start :]
         joined += data
-    if len(joined) > run_file(name).limit:
-        raise too_large(storage.path(name), len(joined), run_file(name).limit)
     return bytes(joined)
 
 
@@ -173,142 +189,209 @@ class SegmentedFiles:
         storage: the run directory.
         directory: the local directory.
         driver: the number of the driver, which is greater than that of every earlier driver of the run.
+        guard: called before each change of the storage. If it raises a StorageError, nothing is changed.
+        warn: called with a message about a damaged file.
     """
 
-    def __init__(self, storage: Objects, directory: str, driver: int) -> None:
+    def __init__(
+        self,
+        storage: Objects,
+        directory: str,
+        driver: int,
+        guard: Callable[[], None] = lambda: None,
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._storage = storage
         self._directory = directory
-        self._driver = driver
+        self._changes = _Changes(storage, driver, guard)
+        self._warn = warn
         self._files: dict[str, _SegmentedFile] = {}
+        self._lock = threading.Lock()
 
     def pull(self) -> None:
-        """Download the files, so that this driver continues them."""
-        for name in growing_files(self._storage):
-            self._file(name).pull()
+        """Download the files, so that this driver continues them. Logs are continued without a download.
 
-    def uploads(self, names: Sequence[str]) -> list[Job[None]]:
-        """Return a job for each file that has changed. It uploads what was added, and may be repeated after an error.
+        A damaged file does not prevent a run from being resumed: it is continued from where it can be read.
+
+        Raises:
+            StorageError: the storage cannot be read.
+        """
+        with self._lock:
+            files = {name: self._file(name) for name in growing_files(self._storage)}
+            jobs = [Job(name, partial(self._pull, name, file)) for name, file in files.items()]
+            run_jobs(jobs, what=f"download from {self._storage.path()}", limits=self._storage.limits)
+
+    def _pull(self, name: str, file: _SegmentedFile) -> None:
+        if name.startswith(f"{LOGS}/"):
+            file.adopt()
+        elif (lost := file.pull()) > 0:
+            self._warn(f"{name}: a segment is missing in {SEGMENTS}, so its last {lost:,} bytes are lost")
+
+    def push(self, names: Collection[str], *, before_commit: bool = False) -> None:
+        """Upload what was added to files, or what follows their first change.
 
         Args:
-            names: the files that grow, among others.
+            names: the files of the directory; those that do not grow are ignored.
+            before_commit: omit files with many segments and few new bytes, so that their segments do not become too
+                many. The next upload that is not before a commit contains them.
+
+        Raises:
+            StorageError: a file could not be uploaded.
         """
-        files = {name: self._file(name) for name in names if grows(name)}
-        return [Job(name, file.push) for name, file in files.items() if not file.is_current]
+        with self._lock:
+            files = {name: self._file(name) for name in names if grows(name)}
+            jobs = [Job(name, file.push) for name, file in files.items() if file.is_due(before_commit)]
+            run_jobs(jobs, what=f"upload to {self._storage.path()}", limits=self._storage.limits)
 
-    def merges(self) -> list[Job[None]]:
-        """Return a job for each small file in segments. It replaces the segments by the whole file."""
-        return [Job(name, file.merge) for name, file in self._files.items() if file.is_small]
+    def merge(self) -> None:
+        """Replace the segments of small files by the whole files.
 
-    def delete_empty_directory(self) -> None:
-        """Delete the directory of the segments if it contains none."""
-        if self._files and not self._storage.walk(SEGMENTS):
-            self._storage.delete(SEGMENTS)
+        Raises:
+            StorageError: a file could not be replaced. It stays in segments.
+        """
+        with self._lock:
+            jobs = [Job(name, file.merge) for name, file in self._files.items() if file.is_small]
+            run_jobs(jobs, what=f"merge of segments in {self._storage.path()}", limits=self._storage.limits)
 
     def _file(self, name: str) -> _SegmentedFile:
         if name not in self._files:
             path = os.path.join(self._directory, name)
-            self._files[name] = _SegmentedFile(self._storage, name, path, self._driver)
+            self._files[name] = _SegmentedFile(self._changes, name, path)
         return self._files[name]
 
 
-class _SegmentedFile:
-    """Uploads a local file that grows.
+class _Changes:
+    """Writes and deletes objects for one driver.
 
     Args:
         storage: the run directory.
-        name: the name of the file in the run directory.
-        path: the path of the local file.
-        driver: the number of the driver, which is greater than that of every earlier driver of the run.
+        driver: the number of the driver.
+        guard: called before each change.
     """
 
-    def __init__(self, storage: Objects, name: str, path: str, driver: int) -> None:
-        self._storage = storage
+    def __init__(self, storage: Objects, driver: int, guard: Callable[[], None]) -> None:
+        self.storage = storage
+        self.driver = driver
+        self._guard = guard
+
+    def write(self, path: str, data: bytes) -> None:
+        self._guard()
+        self.storage.remote.write_bytes(self.storage.path(path), data, guard=self._guard)
+
+    def delete(self, path: str) -> None:
+        self._guard()
+        self.storage.remote.delete(self.storage.path(path))
+
+
+class _SegmentedFile:
+    """Uploads a local file that grows. Each method may be called again after an error.
+
+    Args:
+        changes: changes the run directory.
+        name: the name of the file in the run directory.
+        path: the path of the local file.
+    """
+
+    def __init__(self, changes: _Changes, name: str, path: str) -> None:
+        self._changes = changes
+        self._storage = changes.storage
         self._name = name
         self._path = path
-        self._driver = driver
+        self._offset = 0  # the position in the stored file at which the local file begins
         self._count = 0
-        self._stored: list[tuple[_Part, bytes]] = []  # the parts, each with a digest of the file up to its end
-        self._pushed: tuple[int, int] | None = None  # the size and time of the local file that is stored
+        self._stored: list[tuple[_Part, bytes]] = []  # each with a digest of the local file up to its end
+        self._obsolete: list[str] = []  # objects that have no effect, and have not been deleted
+        self._pushed: tuple[int, int] | None = None  # the size and time of the local file when it was uploaded
 
     @property
-    def _stored_bytes(self) -> int:
-        return self._stored[-1][0].end if self._stored else 0
+    def _end(self) -> int:
+        return self._stored[-1][0].end if self._stored else self._offset
 
     @property
     def is_small(self) -> bool:
         """True if the file is in segments, and so small that it can be uploaded again."""
-        return self._stored_bytes <= _MERGED_BYTES and any(part.path != self._name for part, _ in self._stored)
+        is_in_segments = any(part.path != self._name for part, _ in self._stored)
+        return is_in_segments and not self._offset and self._end <= _MERGED_BYTES
 
-    @property
-    def is_current(self) -> bool:
-        """True if the file probably has not changed since it was stored."""
+    def is_due(self, before_commit: bool) -> bool:
+        """Return True if the file has changed, and has few segments or many new bytes."""
         status = os.stat(self._path)
-        return self._pushed == (status.st_size, status.st_mtime_ns)
+        if self._pushed == (status.st_size, status.st_mtime_ns):
+            return False
+        new_bytes = self._offset + status.st_size - self._end
+        return not before_commit or len(self._stored) < _MANY or new_bytes >= _MANY_BYTES
 
-    def pull(self) -> None:
-        """Download the content of earlier drivers."""
-        data, parts = _read(self._storage, self._name)
+    def pull(self) -> int:
+        """Download the content of earlier drivers. Return the number of bytes after the first missing segment."""
+        listing, content = _read(self._storage, self._name)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         with open(self._path, "w+b") as file:
-            file.write(data or b"")
+            file.write(content)
             file.flush()
-            self._stored = [(part, _digest(file, part.end)) for part in parts]
+            intact = [part for part in listing.visible if part.end <= len(content)]
+            self._stored = [(part, _digest(file, part.end)) for part in intact]
+        self._obsolete = listing.hidden
+        return listing.end - len(content)
+
+    def adopt(self) -> None:
+        """Continue the content of earlier drivers without downloading it. The local file contains only what follows."""
+        listing = _Listing.of(self._storage, self._name)
+        self._offset = listing.end
+        self._obsolete = listing.hidden
 
     def push(self) -> None:
-        """Upload what was added to the file, or what follows its first change. It may be called again after an error.
-
-        Raises:
-            OSError: the file cannot be read, or the storage does not respond.
-        """
+        """Upload what was added to the file, or what follows its first change."""
         with open(self._path, "rb") as file:
             status = os.fstat(file.fileno())
+            size = self._offset + status.st_size
             kept = len(self._stored)
-            while kept and not self._is_unchanged(file, kept - 1, status.st_size):
+            while kept and not self._is_unchanged(file, kept - 1, size):
                 kept -= 1
-            if kept < len(self._stored) or status.st_size > self._stored_bytes or not self._stored:
-                kept = self._without_small(kept)
-                replaced = [part for part, _ in self._stored[kept:]]
-                del self._stored[kept:]
-                self._append(file, status.st_size)
-                for part in replaced:  # from now on, they have no effect
-                    self._storage.remote.delete(self._storage.path(part.path))
+            if kept and not self._stored[kept - 1][0].size and size > self._end:
+                kept -= 1  # an empty segment, which has removed lines
+            if kept < len(self._stored):
+                self._replace(file, kept, size)
+            while self._end < size or not self._stored:
+                self._stored.append(self._upload(file, self._end, min(size, self._end + _MAX_SEGMENT_BYTES)))
+        while self._obsolete:
+            self._changes.delete(self._obsolete[-1])
+            self._obsolete.pop()
         self._pushed = (status.st_size, status.st_mtime_ns)
 
     def merge(self) -> None:
-        """Upload the file as a whole, in place of its segments."""
+        """Upload the file as a whole, in place of its segments. If another driver has added some, they are kept."""
+        listing = _Listing.of(self._storage, self._name)
+        *others, last = [part.path for part, _ in self._stored if part.path != self._name]
+        if [part.path for part in listing.visible if part.path != self._name] != [*others, last]:
+            return
         with open(self._path, "rb") as file:
-            self._storage.remote.write_bytes(self._storage.path(self._name), file.read())
-        *others, last = [self._storage.path(part.path) for part, _ in self._stored if part.path != self._name]
-        deletions = [Job(path, partial(self._storage.remote.delete, path)) for path in others]
-        run_jobs(deletions, what=f"deletion of the segments of {self._name}", limits=self._storage.limits)
-        self._storage.remote.delete(last)
-        self._storage.delete(f"{SEGMENTS}/{self._name}")  # the empty directory, if there are directories
+            self._changes.write(self._name, file.read(self._end))
+        for paths in (listing.hidden, others, [last]):
+            jobs = [Job(path, partial(self._changes.delete, path)) for path in paths]
+            run_jobs(jobs, what=f"deletion of the segments of {self._name}", limits=self._storage.limits)
 
-    def _append(self, file: BinaryIO, size: int) -> None:
-        start = self._stored_bytes
-        while True:
-            file.seek(start)
-            data = file.read(min(size - start, _MAX_SEGMENT_BYTES))
-            self._count += 1
-            path = f"{SEGMENTS}/{self._name}/{self._driver:05}-{self._count:08}-{start:015}"
-            self._storage.remote.write_bytes(self._storage.path(path), data)
-            part = _Part(path, start, len(data))
-            self._stored.append((part, _digest(file, part.end)))
-            start = part.end
-            if start >= size or not data:
-                return
+    def _replace(self, file: BinaryIO, kept: int, size: int) -> None:
+        """Replace all but the first parts by a single one, which takes effect as a whole."""
+        start = self._stored[kept - 1][0].end if kept else self._offset
+        new = self._upload(file, start, size)
+        self._obsolete += [part.path for part, _ in self._stored[kept:]]
+        self._stored[kept:] = [new]
+
+    def _upload(self, file: BinaryIO, start: int, end: int) -> tuple[_Part, bytes]:
+        """Upload a range of the file as a segment. Return it with its digest, which is computed before the upload."""
+        file.seek(start - self._offset)
+        data = file.read(end - start)
+        self._count += 1
+        path = f"{SEGMENTS}/{self._name}/{self._changes.driver:05}-{self._count:08}-{start:015}"
+        part = _Part(path, start, len(data))
+        digest = _digest(file, part.end - self._offset)
+        self._changes.write(path, data)
+        return part, digest
 
     def _is_unchanged(self, file: BinaryIO, number: int, size: int) -> bool:
         """Return True if the file still begins with the stored bytes up to the end of a part."""
         part, digest = self._stored[number]
-        return part.end <= size and _digest(file, part.end) == digest
-
-    def _without_small(self, kept: int) -> int:
-        """Return how many of the first parts to keep, so that not too many small segments are left."""
-        first = kept
-        while first and self._stored[first - 1][0].size < _LARGE_BYTES:
-            first -= 1
-        return first if kept - first > _MAX_SMALL else kept
+        return part.end <= size and _digest(file, part.end - self._offset) == digest
 
 
 def _digest(file: BinaryIO, end: int) -> bytes:

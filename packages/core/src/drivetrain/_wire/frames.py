@@ -45,10 +45,11 @@ _CODES = {kind: code for code, kind in enumerate(_EVENTS)}
 _READ_BYTES = 1 << 20
 _UNIX_BUFFER_BYTES = 1 << 20
 _TCP_BUFFER_BYTES = 1 << 16
-_MIN_BUFFER_BYTES = 1 << 15
-_RANKS_WITH_FULL_BUFFER = 4
 """The sizes of the kernel's buffers limit how many reports the controller can be behind: a few thousand small ones per
 rank. The kernel counts some 700 bytes for each message on a Unix socket in addition to its data, and none on TCP."""
+
+_MIN_BUFFER_BYTES = 1 << 15
+_RANKS_WITH_FULL_BUFFER = 4
 
 
 class Seal:
@@ -161,9 +162,8 @@ class Channel:
 
         A rank that is too far ahead waits until the controller has also taken the messages of the other ranks.
         """
-        if ranks > _RANKS_WITH_FULL_BUFFER:
-            size = _buffer_bytes(self._socket) * _RANKS_WITH_FULL_BUFFER // ranks
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, max(_MIN_BUFFER_BYTES, size))
+        size = _buffer_bytes(self._socket) * _RANKS_WITH_FULL_BUFFER // max(ranks, _RANKS_WITH_FULL_BUFFER)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, max(_MIN_BUFFER_BYTES, size))
 
     def send(self, message: Any) -> None:
         """Send a message. Block while the other end is too far behind."""

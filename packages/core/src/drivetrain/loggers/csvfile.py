@@ -260,7 +260,9 @@ def _row(values: Sequence[Any]) -> bytes:
     """Return a row. Values that could not be read again are shortened, and None is an empty value."""
     if _NUMBERS.issuperset(map(type, values)):  # much faster
         with contextlib.suppress(ValueError):  # an integer has too many digits
-            return comma_separated(values) + b"\n"
+            data = comma_separated(values) + b"\n"
+            if len(data) <= MAX_TEXT:
+                return data
     row = [_cell(value, MAX_TEXT) for value in values]
     data = _csv(row)
     if len(data) >= MAX_LINE_BYTES or data.count(b"\n") > _MAX_ROW_LINES:

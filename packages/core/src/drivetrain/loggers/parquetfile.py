@@ -43,9 +43,10 @@ class ParquetLoggerCallback(Callback):
     the ranks without a file of JSON lines. The column ``_rank`` is the rank, nested metrics are columns with names such
     as ``eval/accuracy``, and numbers are stored in double precision.
 
-    Rows are collected in memory, and written after each committed checkpoint, after ``interval_s`` seconds, and at the
-    end of an attempt. If the driver is killed, the rows since then are lost. A file is never changed: after a resume,
-    the rows of iterations that are reported again are in two files. RunReader leaves out the earlier ones.
+    Rows are collected in memory, and written when a checkpoint is reported, at the first report after ``interval_s``
+    seconds, and at the end of an attempt. If the driver is killed, the rows since then are lost. A file is never
+    changed: after a resume, the rows of iterations that are reported again are in two files. RunReader leaves out the
+    earlier ones.
 
     It requires ``pyarrow``.
 
@@ -93,6 +94,7 @@ class ParquetLoggerCallback(Callback):
         self._rows: list[dict[str, Any]] = []
         self._batches: list[pa.Table] = []
         self._due = math.inf
+        self._last_checkpoint = ""
         self._next = PartName(0, 0, 0)
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
@@ -118,12 +120,15 @@ class ParquetLoggerCallback(Callback):
         """Collect the row."""
         if self._selection.selects(report):
             self._add(report)
-        now = time.monotonic()
-        if now >= self._due or len(self._batches) * _BATCH_ROWS >= _FILE_ROWS:
+        if report.checkpoint is not None and report.checkpoint != self._last_checkpoint:
+            self._last_checkpoint = report.checkpoint
+            self._flush(run)
+            self._wait()  # before the commit
+        elif time.monotonic() >= self._due or len(self._batches) * _BATCH_ROWS >= _FILE_ROWS:
             self._flush(run)
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
-        """Write the collected rows."""
+        """Write the rows that other ranks have reported since."""
         self._flush(run)
 
     def on_group_stop(self, run: Run, attempt: int) -> None:
@@ -195,8 +200,10 @@ def _column(name: str, values: list[Any]) -> pa.Array | None:
         return pa.array(values, pa.bool_())
     if kinds <= {int, float}:
         try:
-            return pa.array(values, pa.int64() if name in _INTEGERS and kinds == {int} else pa.float64())
-        except (pa.ArrowException, OverflowError):  # a large integer
+            if name in _INTEGERS and kinds == {int}:
+                return pa.array(values, pa.int64())
+            return pa.array([None if value is None else float(value) for value in values], pa.float64())
+        except OverflowError:  # an integer is too large
             pass
     return pa.array([None if value is None else _text(value) for value in values], pa.string())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal
 
 from drivetrain._hooks.callback import Report
@@ -13,19 +15,27 @@ __all__ = ["Selection"]
 
 
 class Selection:
-    """Selects reports by their rank and number, and by the time since the last selected report of the rank.
+    """Selects reports by their rank and iteration, and by the time since the last selected report of the rank.
 
     Args:
         logger: the name of the logger, for error messages.
         ranks: the ranks whose reports are selected, or ``"all"``.
         every: select every n-th report of a rank: those whose iteration is divisible by it.
-        min_interval_s: the minimum number of seconds between two selected reports of a rank, by their timestamps.
+        min_interval_s: the minimum number of seconds between two selected reports of a rank.
+        clock: returns the current time in seconds.
 
     Raises:
         ConfigurationError: an argument has the wrong type or is out of range.
     """
 
-    def __init__(self, logger: str, ranks: Collection[int] | Literal["all"], every: int, min_interval_s: float) -> None:
+    def __init__(
+        self,
+        logger: str,
+        ranks: Collection[int] | Literal["all"],
+        every: int,
+        min_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if ranks != "all" and not _are_ranks(ranks):
             raise ConfigurationError(f"{logger}(ranks=...): expected 'all' or a list of ranks, got {ranks!r}")
         if type(every) is not int or every < 1:
@@ -34,6 +44,7 @@ class Selection:
             raise ConfigurationError(f"{logger}(min_interval_s=...): expected seconds, got {min_interval_s!r}")
         self._ranks = None if ranks == "all" else frozenset(ranks)
         self._every = every
+        self._clock = clock
         self._min_interval_s = min_interval_s
         self._selected_at: dict[int, float] = {}
         self._skipped: dict[int, Report] = {}
@@ -45,12 +56,14 @@ class Selection:
             return True
         if self._ranks is not None and report.rank not in self._ranks:
             return False
-        now = float(report.metrics.get("_timestamp", 0))
-        is_due = now - self._selected_at.get(report.rank, float("-inf")) >= self._min_interval_s
+        is_due = True
+        if self._min_interval_s:
+            is_due = self._clock() - self._selected_at.get(report.rank, -math.inf) >= self._min_interval_s
         if report.iteration % self._every or not is_due:
             self._skipped[report.rank] = report
             return False
-        self._selected_at[report.rank] = now
+        if self._min_interval_s:
+            self._selected_at[report.rank] = self._clock()
         self._skipped.pop(report.rank, None)
         return True
 
@@ -69,4 +82,6 @@ class Selection:
 
 
 def _are_ranks(ranks: object) -> bool:
-    return isinstance(ranks, Collection) and all(type(rank) is int and rank >= 0 for rank in ranks)
+    if isinstance(ranks, (str, Mapping)) or not isinstance(ranks, Collection):
+        return False
+    return all(type(rank) is int and rank >= 0 for rank in ranks)

@@ -12,7 +12,7 @@ import math
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from drivetrain._base.metrics import flatten
@@ -199,15 +199,13 @@ class CurveReader:
             The fraction of all reports that has been read, up to 1.
         """
         deadline = time.monotonic() + limit_s
-        tails = [
-            (rank, self._files.setdefault(rank, _Tail(self._storage, name)))
-            for rank, name in rank_files(self._storage).items()
-        ]
+        files = rank_files(self._storage)
+        self._forget((files.keys() - self._files.keys()) & self.reports.keys())  # they were read from Parquet files
+        tails = [(rank, self._files.setdefault(rank, _Tail(self._storage, name))) for rank, name in files.items()]
         for rank, tail in tails:
             for chunk in tail.chunks():
                 if chunk is None:  # the file was truncated or replaced, so read it from the beginning
-                    self._curves = {key: curve for key, curve in self._curves.items() if key[0] != rank}
-                    self.reports[rank] = 0
+                    self._forget({rank})
                 else:
                     with damage_of(self._storage.path(result_file(rank))):
                         self._take(rank, _parse(chunk))
@@ -220,7 +218,8 @@ class CurveReader:
         """Read the new Parquet files, for the ranks without a file of JSON lines. Return the fraction that was read."""
         parts = existing_parts(self._storage)
         if any(part.resume > self._parts[-1].resume for part in parts if self._parts):
-            self._forget_ranks_of_parts()  # a resume has made reports void that were read before
+            self._parts.clear()
+            self._forget(self.reports.keys() - self._files.keys())  # a resume has made reports void that were read
         for part in parts[len(self._parts) :]:
             if time.monotonic() > deadline:
                 return len(self._parts) / len(parts)
@@ -234,10 +233,13 @@ class CurveReader:
             self._parts.append(part)
         return 1.0
 
-    def _forget_ranks_of_parts(self) -> None:
-        self._parts.clear()
-        self._curves = {key: curve for key, curve in self._curves.items() if key[0] in self._files}
-        self.reports = {rank: count for rank, count in self.reports.items() if rank in self._files}
+    def _forget(self, ranks: Collection[int]) -> None:
+        """Forget the reports of ranks, because they will be read again."""
+        if not ranks:
+            return
+        self._curves = {key: curve for key, curve in self._curves.items() if key[0] not in ranks}
+        self.reports = {rank: count for rank, count in self.reports.items() if rank not in ranks}
+        self._last_time = {rank: last for rank, last in self._last_time.items() if rank not in ranks}
 
     def curves(self) -> dict[tuple[int, str], Curve]:
         """Return the curves by rank and metric, sorted by rank."""

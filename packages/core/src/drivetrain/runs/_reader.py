@@ -10,7 +10,7 @@ from typing import Any
 from drivetrain._base.metrics import flatten
 from drivetrain._storage.directory import Storage, runs_location
 from drivetrain._storage.layout import RUN_FILE, result_file
-from drivetrain._storage.parquetparts import existing_parts, read_part, take_rank
+from drivetrain._storage.parquetparts import existing_parts, ranks_in, read_part, take_rank
 from drivetrain._storage.remote import locate
 from drivetrain._storage.reports import rank_files, read_lines
 from drivetrain._storage.timeline import read_timeline
@@ -72,7 +72,8 @@ class RunReader:
             StorageError: a file of the reports cannot be read.
             ConfigurationError: the run has Parquet files, and ``pyarrow`` is not installed.
         """
-        return sorted({*rank_files(self.storage), *(rank for rank, _ in self._parquet_reports())})
+        ranks = set(rank_files(self.storage))
+        return sorted(ranks.union(*(ranks_in(self.storage, part) for part in existing_parts(self.storage))))
 
     def reports(self, rank: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the reports of a rank, oldest first, with the metrics that drivetrain adds, such as ``_timestamp``.
