@@ -113,6 +113,59 @@ def test_opened_datasets_are_split_without_asking_the_providers_again(letters: A
     assert [shard["made"].text for shard in shards] == ["d", "e"]
 
 
+def test_workers_at_one_position_of_a_mesh_get_the_same_shard(letters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters.LetterDatasets, "shares", True)
+    for mesh, expected in (
+        ({"dp": 2, "tp": 2}, ["ac", "ac", "bd", "bd"]),
+        ({"tp": -1, "data": 2}, ["ac", "bd", "ac", "bd"]),
+        ({"pp": 1, "dp_replicate": 2, "fsdp": 2}, ["a", "b", "c", "d"]),
+        ({"context": 4}, ["abcd"] * 4),
+    ):
+        shards = DataConfig(mesh=mesh).configure({"train": letters.Letters("abcd")}, 4)
+        assert [shard["train"].text for shard in shards] == expected
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"dp": 2, "ep": 2}, "expected at most one dimension of each kind, with a known name, got 'ep'"),
+        ({"tp": 2, "tensor": 2}, "got the tensor dimensions 'tp' and 'tensor'"),
+        ({"dp": 0}, "expected a mapping from names to sizes >= 1, of which one may be -1, got {'dp': 0}"),
+        ({"dp": -1, "tp": -1}, "of which one may be -1, got {'dp': -1, 'tp': -1}"),
+        ({}, "expected a mapping from names to sizes"),
+        ((2, 2), "expected a mapping from names to sizes"),
+    ],
+    ids=str,
+)
+def test_mesh_without_a_meaning_is_refused(mesh: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        DataConfig(mesh=mesh)
+    assert str(caught.value).startswith("[DT-101] DataConfig(mesh=...): ")
+    assert message in str(caught.value)
+
+
+def test_mesh_is_refused_for_datasets_that_workers_cannot_share(letters: Any) -> None:
+    config = DataConfig(mesh={"dp": 2, "tp": 2})
+    with pytest.raises(
+        ConfigurationError, match=r"\[DT-117\] dataset 'train': .* got one of 'letters' of letters-plugin"
+    ):
+        config.open({"train": letters.Letters("abc")})
+    whole = DataConfig(mesh={"dp": 2, "tp": 2}, datasets_to_split=[])
+    assert [shard["train"].text for shard in whole.configure({"train": letters.Letters("abc")}, 4)] == ["abc"] * 4
+
+
+def test_mesh_of_another_number_of_workers_is_refused_before_the_start(letters: Any, tmp_path: Path) -> None:
+    trainer = DataParallelTrainer(
+        train_on_letters,
+        dataset_config=DataConfig(mesh={"dp": -1, "tp": 2}),
+        scaling_config=ScalingConfig(num_workers=3, runtime="local"),
+        run_config=RunConfig(name="run", storage_path=tmp_path),
+    )
+    with pytest.raises(ConfigurationError, match=r"\[DT-117\] .* a mesh of all 3 workers, got {'dp': -1, 'tp': 2}"):
+        trainer.fit()
+    assert not (tmp_path / "run").exists()
+
+
 def test_keeping_rows_together_is_refused_if_the_provider_does_not_support_it(letters: Any) -> None:
     config = DataConfig(keep_together={"train": "group"})
     with pytest.raises(ConfigurationError, match=r"'group'.* is not supported for letters"):

@@ -140,6 +140,7 @@ STATES: dict[str, Callable[[dict[str, Any]], object]] = {
     "no ranks": lambda state: state.update(ranks=[]),
     "a rank that is a number": lambda state: state.update(ranks=[3]),
     "data that is a list": lambda state: state["ranks"][0].update(data=[]),
+    "a part of the data that is a name": lambda state: state["ranks"][0].update(part="x"),
     "positions that are a list": lambda state: state["ranks"][0]["data"].update(loaders=[1]),
     "random states of another kind": lambda state: state["ranks"][0]["random"].update(python="x"),
     "random states of torch": lambda state: state["ranks"][0]["random"].update(torch={"cpu": torch.zeros(3)}),

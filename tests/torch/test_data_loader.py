@@ -554,7 +554,7 @@ def test_data_is_sharded_along_a_dimension_of_a_mesh(fit: Callable[..., Result])
         rank = drivetrain.get_context().get_world_rank()
         torch.manual_seed(rank)
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-        by_mesh = prepare_data_loader(DataLoader(Numbers(), shuffle=True), mesh=mesh["data"])
+        by_mesh = prepare_data_loader(DataLoader(Numbers(), shuffle=True), mesh=mesh)
         by_rank = prepare_data_loader(DataLoader(Numbers()), num_replicas=2, rank=rank // 2)
         alone = prepare_data_loader(DataLoader(Numbers(), shuffle=True), num_replicas=1, rank=0)
         return gather([flatten(loader) for loader in (by_mesh, by_rank, alone)])
@@ -574,12 +574,3 @@ def test_incomplete_position_is_refused(fit: Callable[..., Result], options: dic
 
     with pytest.raises(TrainingFailedError, match="expected num_replicas and a rank from 0 to num_replicas - 1"):
         fit(train, workers=0)
-
-
-def test_mesh_with_several_dimensions_is_refused(fit: Callable[..., Result]):
-    def train() -> None:
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
-        prepare_data_loader(DataLoader(Numbers()), mesh=mesh)
-
-    with pytest.raises(TrainingFailedError, match=r"expected a mesh with one dimension.*such as mesh\[.data.\]"):
-        fit(train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from drivetrain.plugin import DatasetProvider
@@ -17,6 +18,7 @@ class TableDatasets(DatasetProvider):
 
     accepted = ACCEPTED
     shuffles = True
+    shares = True
 
     def accepts(self, dataset: object) -> bool:
         """See :class:`drivetrain.plugin.DatasetProvider`."""
@@ -32,4 +34,4 @@ class TableDatasets(DatasetProvider):
 
     def split(self, opened: Source, request: SplitRequest) -> list[TableShard]:
         """See :class:`drivetrain.plugin.DatasetProvider`."""
-        return opened.split(request)
+        return [replace(shard, is_shared=request.is_shared) for shard in opened.split(request)]

@@ -85,6 +85,7 @@ class TableShard:
         smallest_shard: the number of rows in the smallest shard.
         total: the number of rows in the dataset; None if it is unknown until all rows are read.
         world_size: the number of shards into which the dataset is split; 1 if every worker reads all rows.
+        is_shared: True if several workers read this shard, so that their batches must be the same.
         remainder: this rank's rows in the rest of the epoch during which the run's checkpoint was saved, if the unread
             rows of this epoch have to be split again; otherwise None.
     """
@@ -96,6 +97,7 @@ class TableShard:
     smallest_shard: int = 0
     total: int | None = None
     world_size: int = 1
+    is_shared: bool = False
     remainder: Remainder | None = None
     _state: EpochState = field(default_factory=EpochState, init=False, repr=False, compare=False)
 
@@ -117,7 +119,8 @@ class TableShard:
                 only slices arrays, the thread does not create batches: it reads the rows of this number of batches
                 ahead.
             local_shuffle_buffer_size: shuffle the rows within a buffer of this many rows; None to keep their order.
-            local_shuffle_seed: the seed of the shuffled order; None for a different order in each epoch.
+            local_shuffle_seed: the seed of the shuffled order; None for a different order in each epoch, unless several
+                workers read the same rows.
             drop_last: drop the last batch if it is not full.
             batch_format: the type of a batch. ``"numpy"``, ``"default"`` or None: a dict of arrays of shape
                 ``(rows, ...)``. ``"pandas"``: a data frame. ``"pyarrow"``: a table.
@@ -400,6 +403,12 @@ class TableShard:
                     "Use a smaller batch_size, fewer workers, or DataConfig(datasets_to_split=[...]) without this "
                     "dataset"
                 )
+        if self.is_shared and buffer_rows is not None and seed is None:
+            raise ConfigurationError(
+                f"[DT-748] dataset {self.name!r}: expected a local_shuffle_seed, because several workers read the same "
+                "rows and would shuffle them differently, got None. Add local_shuffle_seed=..., with a different value "
+                "for each epoch"
+            )
         return BatchPlan(batch_size, drop_last, buffer_rows, seed)
 
     def _batches(

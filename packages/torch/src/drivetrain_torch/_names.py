@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["find_optimizer_names", "is_sharded", "plain_names"]
+__all__ = ["find_optimizer_names", "is_dtensor", "is_sharded", "plain_names"]
 
 _OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The attributes in which ``torch.compile``, FSDP and activation checkpointing keep the module that they wrap."""
@@ -52,7 +52,11 @@ def is_sharded(module: torch.nn.Module) -> bool:
     """Return True if the ranks have different parts of a module's parameters."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    # Before torch 2.5, the class DTensor has no public name.
-    return any(type(tensor).__name__ == "DTensor" for tensor in [*module.parameters(), *module.buffers()]) or any(
+    return any(map(is_dtensor, [*module.parameters(), *module.buffers()])) or any(
         isinstance(each, FullyShardedDataParallel) for each in module.modules()
     )
+
+
+def is_dtensor(value: object) -> bool:
+    """Return True for a ``DTensor``, the class of which has no public name before torch 2.5."""
+    return type(value).__name__ == "DTensor"

@@ -14,6 +14,8 @@ from weakref import WeakSet
 from drivetrain import ConfigurationError, PluginNotFoundError, get_context
 from drivetrain.plugin import load_plugin
 from drivetrain_torch._devices import get_device
+from drivetrain_torch._mesh import Mesh
+from drivetrain_torch._names import is_dtensor
 from drivetrain_torch._strategies import ParallelStrategy
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def prepare_model(
     parallel_strategy: str | ParallelStrategy | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
     *,
+    mesh: DeviceMesh | None = None,
     exact: bool | None = None,
 ) -> torch.nn.Module:
     """Move a model to this worker's device, and wrap it so that all workers train it together.
@@ -54,6 +57,20 @@ def prepare_model(
         parallel_strategy_kwargs: additional arguments of a strategy that is given by name. ``"ddp"``, ``"fsdp"`` and
             ``"fsdp2"`` pass them to the wrapper; ``"fsdp2"`` also accepts ``modules``, the classes of submodules that
             are sharded as units.
+        mesh: the device mesh of all workers, if data parallelism is combined with another kind. The names of its
+            dimensions determine their meaning; there is at most one dimension of each kind:
+
+            - data: ``"dp"`` or ``"data"``; with ``"fsdp"`` or ``"fsdp2"``, and without a shard dimension, parameters
+              are sharded along it;
+            - replicate: ``"dp_replicate"`` or ``"replicate"``;
+            - shard: ``"dp_shard"``, ``"shard"`` or ``"fsdp"``;
+            - tensor: ``"tp"`` or ``"tensor"``; parallelize the layers with ``parallelize_module`` first, and use
+              ``"fsdp2"``;
+            - context: ``"cp"`` or ``"context"``: gradients are averaged along it, too;
+            - pipeline: ``"pp"`` or ``"pipeline"``; the model is the stage of this rank.
+
+            Ranks that differ only in the last three dimensions continue with the same random states. None if all
+            workers share the data.
         exact: True if a resumed run must compute exactly the same values as an undisturbed run, also with three or more
             workers. ``"ddp"`` then sets ``find_unused_parameters=True``, which costs time in every step; the other
             strategies of this package need no change. None means True if torch uses deterministic algorithms, which
@@ -63,14 +80,19 @@ def prepare_model(
         The model, or the wrapper around it.
 
     Raises:
-        ConfigurationError: the strategy is unknown or does not accept the arguments, or the model is already wrapped.
-            If another library wraps the result again, this raises the same error.
+        ConfigurationError: the strategy is unknown or does not accept the arguments, or the model is already wrapped;
+            or the mesh does not contain all workers, has unknown dimensions, or is not supported by the strategy; or
+            parameters are ``DTensor`` objects, but no mesh is given. If another library wraps the result again, this
+            raises the same error.
         PluginError: the strategy cannot be loaded.
         SessionError: called outside a train function.
     """
     import torch
 
     strategy = _make_strategy(parallel_strategy, parallel_strategy_kwargs or {})
+    checked = None if mesh is None else Mesh.of(mesh, "prepare_model")
+    if checked is not None:
+        checked.align_random_states()
     device = get_device() if isinstance(move_to_device, bool) else torch.device(move_to_device)
     given = list(model.parameters())
     if move_to_device is not False:
@@ -83,9 +105,12 @@ def prepare_model(
         from drivetrain_torch._twice import refuse_second_wrapper
 
         refuse_second_wrapper(model)
+        strategy = strategy if mesh is None else strategy.on_mesh(mesh)
         exact = torch.are_deterministic_algorithms_enabled() if exact is None else exact
         model = (strategy.wrap_exact if exact else strategy.wrap)(model, device)
         _wrapped_models.add(model)
+    if checked is not None:
+        checked.remember_for(model)
     _refuse_optimizers_of_replaced_parameters(given, model, strategy)
     return model
 
@@ -171,8 +196,9 @@ def prepare_data_loader(
         auto_transfer: on a GPU, copy the next batch while the current batch is processed. The two overlap only if the
             loader has ``pin_memory=True``. A loader with a method ``state_dict`` is not read ahead, so that its state
             is the position of the train function.
-        mesh: the dimension of a device mesh along which the data is sharded, such as ``mesh["data"]``. Workers at the
-            same position load the same data, as tensor parallelism requires. By default, each worker loads other data.
+        mesh: the device mesh of all workers, whose dimensions :func:`prepare_model` describes. Workers at the same
+            position of the data, replicate and shard dimensions load the same data in the same order, and continue with
+            the same random states. By default, each worker loads other data.
         num_replicas: instead of a mesh, the number of shards.
         rank: with ``num_replicas``, the shard that this worker loads.
         replay: when an epoch is resumed with loader processes, load the batches again that were read, and discard them.
@@ -186,13 +212,14 @@ def prepare_data_loader(
 
     Raises:
         ConfigurationError: the argument is not a ``DataLoader``, Accelerate has already sharded it, the shard is not
-            described as above, or processes of the loader are already running.
+            described as above, the loader has a ``DistributedSampler`` for another shard than the mesh, or processes of
+            the loader are already running.
         SessionError: called outside a train function.
     """
     from torch.utils.data import DataLoader
 
     from drivetrain_torch._loader import wrap
-    from drivetrain_torch._sampling import accept_epochs, shard
+    from drivetrain_torch._sampling import accept_epochs, require_part, shard
     from drivetrain_torch._twice import refuse_second_shard
 
     loader: object = data_loader
@@ -201,7 +228,8 @@ def prepare_data_loader(
             f"[DT-724] prepare_data_loader: expected a torch.utils.data.DataLoader, got {loader!r}"
         )
     refuse_second_shard(loader)
-    own, count = _position(mesh, num_replicas, rank)
+    checked = None if mesh is None else Mesh.of(mesh, "prepare_data_loader")
+    own, count = _position(checked, num_replicas, rank)
     if add_dist_sampler and get_context().get_world_size() > 1:
         loader = shard(loader, rank=own, world_size=count)
     elif add_dist_sampler:
@@ -209,19 +237,23 @@ def prepare_data_loader(
     device = get_device() if move_to_device else None
     if device is not None and device.type == "cpu":
         device = None  # a loader's tensors are there, and looking for them takes several percent of its time
-    return wrap(loader, device=device, auto_transfer=auto_transfer, world_size=count, replay=replay)
+    prepared = wrap(loader, device=device, auto_transfer=auto_transfer, world_size=count, replay=replay)
+    if checked is not None:
+        require_part(prepared, checked.data_position, "prepare_data_loader")
+        checked.align_random_states()
+        checked.remember_for(prepared)
+    return prepared
 
 
-def _position(mesh: DeviceMesh | None, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+def _position(mesh: Mesh | None, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     """Return which shard this worker loads, and the number of shards."""
     if mesh is not None:
-        if num_replicas is not None or rank is not None or mesh.ndim != 1:
+        if num_replicas is not None or rank is not None:
             raise ConfigurationError(
-                "[DT-724] prepare_data_loader(mesh=...): expected a mesh with one dimension, without num_replicas and "
-                f"rank, got a mesh with the dimensions {mesh.mesh_dim_names or mesh.ndim}, num_replicas={num_replicas} "
-                f'and rank={rank}. Pass the dimension along which the data is sharded, such as mesh["data"]'
+                "[DT-724] prepare_data_loader: expected either a mesh or num_replicas and rank, got a mesh, "
+                f"num_replicas={num_replicas} and rank={rank}. Remove one of them"
             )
-        return mesh.get_local_rank(), mesh.size()
+        return mesh.data_position
     context = get_context()
     if num_replicas is None and rank is None:
         return context.get_world_rank(), context.get_world_size()
@@ -266,8 +298,7 @@ def _is_parallel(model: torch.nn.Module) -> bool:
         return True
     wrappers = (DistributedDataParallel, FullyShardedDataParallel)
     return any(isinstance(each, wrappers) for each in model.modules()) or any(
-        type(each).__name__ == "DTensor"  # before torch 2.5, this class has no public name
-        for each in model.parameters()
+        is_dtensor(each) for each in model.parameters()
     )
 
 

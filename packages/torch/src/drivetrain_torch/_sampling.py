@@ -23,15 +23,16 @@ from torch.utils.data import (
 )
 
 from drivetrain import ConfigurationError
+from drivetrain.plugin.datasets import DataPosition
 from drivetrain_torch._backend import joined_group
 from drivetrain_torch._blocks import is_split_in_batches, repeated_rows_of_batches
 from drivetrain_torch._twice import ShardSampler
 
-__all__ = ["accept_epochs", "index_sampler", "pass_epoch", "repeated_rows", "shard"]
+__all__ = ["accept_epochs", "index_sampler", "pass_epoch", "repeated_rows", "require_part", "shard"]
 
 _ALL_ON_EVERY_WORKER = (
-    "so every worker loads all of it. Shard it by drivetrain.get_context().get_world_rank(), then pass "
-    "add_dist_sampler=False to turn this warning off"
+    "so every worker loads all of it. Shard it by drivetrain.get_context().get_world_rank() or by the position in your "
+    "mesh, then pass add_dist_sampler=False to turn this warning off"
 )
 
 
@@ -67,6 +68,20 @@ def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[
     vars(replaced)["sampler"] = _innermost(sampler)
     vars(replaced)["sampler" if loader.batch_sampler is None else "batch_sampler"] = sampler
     return replaced
+
+
+def require_part(loader: DataLoader[Any], position: DataPosition, where: str) -> None:
+    """Raise an error if a loader has a ``DistributedSampler`` of another part of the data than a position in a mesh.
+
+    Ranks that must load the same rows would load different ones, and train on them without an error.
+    """
+    sampler = _innermost(index_sampler(loader))
+    if isinstance(sampler, DistributedSampler) and (sampler.rank, sampler.num_replicas) != position:
+        raise ConfigurationError(
+            f"[DT-727] {where}: expected a loader of part {position.part} of {position.parts}, the position of this "
+            f"rank in the mesh, got one of part {sampler.rank} of {sampler.num_replicas}. Pass the mesh to "
+            "prepare_data_loader, and create a DistributedSampler of your own with the same part"
+        )
 
 
 def accept_epochs(loader: DataLoader[Any]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import CheckpointError, ConfigurationError
@@ -21,6 +21,8 @@ from drivetrain.plugin.state import Differences
 if TYPE_CHECKING:
     import torch
     from torch.distributed.checkpoint.metadata import Metadata
+
+    from drivetrain_torch._mesh import Mesh
 
 __all__ = [
     "SHARDED",
@@ -41,6 +43,7 @@ def write_parts(
     rest: Mapping[str, Any],
     *,
     verify: bool,
+    mesh: Mesh | None = None,
 ) -> None:
     """Write this rank's part of modules and their optimizers. Called on every rank.
 
@@ -50,9 +53,11 @@ def write_parts(
         optimizers: the optimizers by name. Those of one name belong to the same module.
         rest: other values by name, which rank 0 writes to ``state.pt``.
         verify: see :func:`~drivetrain_torch._files.write_state`.
+        mesh: the mesh of all ranks, if they may have different stages of a pipeline.
 
     Raises:
         CheckpointError: the directory already holds a checkpoint, or a rank could not write its part.
+        ConfigurationError: two stages have parameters of the same name.
     """
     import torch.distributed as dist
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -67,7 +72,9 @@ def write_parts(
         )
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     with without_torch_warnings():
-        tensors, values = _collect(modules, optimizers, is_first=is_first)
+        tensors, values = _collect(modules, optimizers, is_first=is_first if mesh is None else mesh.is_first_of_stage)
+        if mesh is not None and mesh.stages > 1:
+            values = _merge_stages(mesh.gather((mesh.stage, [*tensors], values)), optimizers)
         if is_first:  # before the others return from save(), which may load from the same directory
             os.makedirs(directory, exist_ok=True)
             write_state(os.fspath(directory), {**rest, SHARDED: values}, verify=verify)
@@ -110,6 +117,39 @@ def _collect(
     return tensors, values
 
 
+def _merge_stages(
+    ranks: Sequence[tuple[int, list[str], dict[str, Any]]], optimizers: Collection[str]
+) -> dict[str, Any]:
+    """Return the values of all stages that are not tensors.
+
+    Args:
+        ranks: for each rank, its stage, and the return value of :func:`_collect` with the names of the tensors only.
+        optimizers: the names of the optimizers.
+    """
+    owners: dict[str, int] = {}
+    values_of: dict[int, dict[str, Any]] = {}
+    for stage, names, values in ranks:
+        values_of.setdefault(stage, values)
+        if shared := [name for name in names if owners.setdefault(name, stage) != stage]:
+            raise ConfigurationError(
+                f"[DT-729] TrainState: expected stages of a pipeline with different names of parameters, got "
+                f"{shared[0]!r} in the stages {owners[shared[0]]} and {stage}. Keep the names of the whole model: "
+                "remove the layers of the other stages from a copy of it"
+            )
+    merged: dict[str, Any] = {}
+    for part in values_of[0]:
+        of_stages = [values_of[stage][part] for stage in sorted(values_of)]
+        merged[part] = _union(of_stages)
+        if part in optimizers:
+            groups = [group for values in of_stages for group in values["param_groups"]]
+            merged[part] = {"state": _union(values["state"] for values in of_stages), "param_groups": groups}
+    return merged
+
+
+def _union(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {key: value for mapping in mappings for key, value in mapping.items()}
+
+
 def owner_of(name: str, optimizers: Sequence[torch.optim.Optimizer], modules: Mapping[str, torch.nn.Module]) -> str:
     """Return the name of the module that has all parameters of some optimizers.
 
@@ -136,6 +176,7 @@ def read_parts(
     problem: str,
     remedy: str,
     strict: bool = True,
+    mesh: Mesh | None = None,
 ) -> Differences:
     """Load modules and optimizers that :func:`write_parts` has written, in place. Called on every rank.
 
@@ -148,6 +189,7 @@ def read_parts(
         problem: the beginning of the error about other entries.
         remedy: its end.
         strict: False to load the entries that agree.
+        mesh: the mesh of all ranks, if they may have different stages of a pipeline.
 
     Returns:
         The differences between the entries. With ``strict``, there are none.
@@ -167,7 +209,7 @@ def read_parts(
     with without_torch_warnings(), _damage_as_error(directory):
         weights, training = _templates(values, modules, optimizers)
         targets = _targets(weights, training)
-        differences = _compare(targets, index, values, [*weights, *training])
+        differences = _compare(targets, index, [*weights, *training], _names_of_stages(targets, mesh))
         if differences and strict:
             raise CheckpointError(f"{problem} {differences}. {remedy}")
         skipped = {*differences.missing, *(name.partition(" ")[0] for name in differences.reshaped)}
@@ -211,15 +253,22 @@ def _targets(weights: Mapping[str, Mapping[str, Any]], training: Mapping[str, Ma
     return {name: each for name, each in targets.items() if _is_tensor(each)}
 
 
+def _names_of_stages(targets: Mapping[str, torch.Tensor], mesh: Mesh | None) -> set[str]:
+    """Return the names of the tensors of all stages."""
+    if mesh is None or mesh.stages == 1:
+        return {*targets}
+    return {name for names in mesh.gather([*targets]) for name in names}
+
+
 def _compare(
-    targets: Mapping[str, torch.Tensor], index: Metadata, values: Mapping[str, Any], parts: Sequence[str]
+    targets: Mapping[str, torch.Tensor], index: Metadata, parts: Sequence[str], known: set[str]
 ) -> Differences:
     """Return how the tensors of a checkpoint differ from those of the parts."""
     saved: Mapping[str, Any] = index.state_dict_metadata
     prefixes = tuple(f"{part}." for part in parts)
     return Differences(
         missing=[name for name in targets if name not in saved],
-        unexpected=[name for name in saved if name.startswith(prefixes) and name not in targets],
+        unexpected=[name for name in saved if name.startswith(prefixes) and name not in known],
         reshaped=[
             f"{name} of shape {tuple(entry.size)}, not {tuple(targets[name].size())}"
             for name, entry in saved.items()

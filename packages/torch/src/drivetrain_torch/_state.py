@@ -9,6 +9,7 @@ from drivetrain.plugin.state import BaseTrainState
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["TrainState"]
 
@@ -28,6 +29,10 @@ class TrainState(BaseTrainState):
         loader: the data loader. The position of a loader with ``state_dict`` and ``load_state_dict`` is saved; one with
             ``set_epoch`` receives the number of each epoch.
         sampler: the sampler, if the loader does not contain it.
+        mesh: the device mesh of all workers, whose dimensions :func:`prepare_model` describes; None for the mesh with
+            which a model or a loader was prepared, if there is one. On another mesh with as many positions in the data,
+            each rank continues with the random states and the rows of its position; otherwise, as with another number
+            of workers.
         **others: other parts by name: modules, optimizers, loaders, samplers, and all objects with the methods
             ``state_dict`` and ``load_state_dict``. Rank 0's value is saved, except for loaders and samplers.
 
@@ -38,7 +43,8 @@ class TrainState(BaseTrainState):
 
     Raises:
         CheckpointError: the checkpoint was not written by :meth:`save`, is damaged, or has other entries.
-        ConfigurationError: an object has no state, or a name is reserved.
+        ConfigurationError: an object has no state, or a name is reserved; or a loader or a dataset is not split as the
+            mesh requires.
 
     Example:
         In a train function, on every rank::
@@ -61,11 +67,13 @@ class TrainState(BaseTrainState):
         ema: Any = None,
         loader: Any = None,
         sampler: Any = None,
+        mesh: DeviceMesh | None = None,
         **others: Any,
     ) -> None:
+        from drivetrain_torch._mesh import Mesh
         from drivetrain_torch._statefiles import Parts, TorchFiles
 
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
         parts = Parts.of({**named, "loader": loader, "sampler": sampler, **others})
-        super().__init__(TorchFiles(parts), parts.loaders)
+        super().__init__(TorchFiles(parts, parts.mesh if mesh is None else Mesh.of(mesh, "TrainState")), parts.loaders)
         self.restore()

@@ -20,10 +20,13 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Sampler
 
 from drivetrain import CheckpointError
+from drivetrain.plugin.datasets import DataPosition
 from drivetrain.plugin.state import COMMON_ENTRIES, Differences, StateFiles, check_parts
 from drivetrain_torch._files import read_state, write_state
 from drivetrain_torch._index import read_index
+from drivetrain_torch._mesh import Mesh, mesh_of
 from drivetrain_torch._names import find_optimizer_names, is_sharded, plain_names
+from drivetrain_torch._sampling import require_part
 from drivetrain_torch._sharded import SHARDED, owner_of, read_parts, without_torch_warnings, write_parts
 
 __all__ = ["Parts", "TorchFiles"]
@@ -92,6 +95,12 @@ class Parts:
         """The names of all parts except loaders."""
         return [*self.modules, *self.optimizers, *self.others]
 
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh with which a module or a loader was prepared; None if there is none."""
+        loaders = [loader for loader in self.loaders.values() if isinstance(loader, DataLoader)]
+        return mesh_of([*(each for module in self.modules.values() for each in module.modules()), *loaders])
+
     def optimizer_names(self, name: str) -> OptimizerNames:
         """Return the names of the parameters of the optimizers of one name."""
         found = [find_optimizer_names(optimizer, self.modules) for optimizer in self.optimizers[name]]
@@ -99,15 +108,33 @@ class Parts:
 
 
 class TorchFiles(StateFiles):
-    """Writes and reads the parts of a training state."""
+    """Writes and reads the parts of a training state.
 
-    def __init__(self, parts: Parts) -> None:
+    Args:
+        parts: the parts.
+        mesh: the mesh of all workers; None if there is none.
+
+    Raises:
+        ConfigurationError: a loader loads another part of the data than the mesh requires.
+    """
+
+    def __init__(self, parts: Parts, mesh: Mesh | None = None) -> None:
         self._parts = parts
+        self._mesh = mesh
+        for name, loader in parts.loaders.items():
+            if mesh is not None and isinstance(loader, DataLoader):
+                require_part(loader, mesh.data_position, f"TrainState({name}=...)")
+
+    @property
+    def data_position(self) -> DataPosition | None:
+        """The part of the data that this rank reads; None without a mesh."""
+        return None if self._mesh is None else self._mesh.data_position
 
     @property
     def is_written_by_all_ranks(self) -> bool:
-        """True if a module is sharded."""
-        return any(is_sharded(module) for module in self._parts.modules.values())
+        """True if a module is sharded, or the ranks have different stages of it."""
+        has_stages = self._mesh is not None and self._mesh.stages > 1
+        return has_stages or any(is_sharded(module) for module in self._parts.modules.values())
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks of the process group."""
@@ -122,7 +149,8 @@ class TorchFiles(StateFiles):
         parts = self._parts
         others = {name: part.state_dict() for name, part in parts.others.items()}
         if self.is_written_by_all_ranks:
-            write_parts(directory, parts.modules, parts.optimizers, {**others, **common}, verify=verify)
+            rest = {**others, **common}
+            write_parts(directory, parts.modules, parts.optimizers, rest, verify=verify, mesh=self._mesh)
             return
         modules = {name: _plain_state(module) for name, module in parts.modules.items()}
         optimizers: dict[str, Any] = {}
@@ -150,7 +178,7 @@ class TorchFiles(StateFiles):
         modules = {name: module for name, module in parts.modules.items() if name in known}
         optimizers = {} if only_parameters else parts.optimizers
         if SHARDED in saved:
-            inner = _read_sharded(directory, saved[SHARDED], modules, optimizers, strict=strict)
+            inner = _read_sharded(directory, saved[SHARDED], modules, optimizers, strict=strict, mesh=self._mesh)
         else:
             inner = _load_modules(saved, modules, directory, strict=strict)
             for name in optimizers:
@@ -187,6 +215,7 @@ def _read_sharded(
     optimizers: Mapping[str, Sequence[torch.optim.Optimizer]],
     *,
     strict: bool,
+    mesh: Mesh | None,
 ) -> Differences:
     try:
         index = read_index(directory)
@@ -194,8 +223,8 @@ def _read_sharded(
         raise CheckpointError(
             f"[DT-726] {directory}: expected the index of a sharded checkpoint, got none. Use a committed checkpoint"
         ) from error
-    problem = f"{_PROBLEM} {directory}"
-    return read_parts(directory, index, values, modules, optimizers, problem=problem, remedy=_REMEDY, strict=strict)
+    texts = {"problem": f"{_PROBLEM} {directory}", "remedy": _REMEDY}
+    return read_parts(directory, index, values, modules, optimizers, **texts, strict=strict, mesh=mesh)
 
 
 def _load_modules(

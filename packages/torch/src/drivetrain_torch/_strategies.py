@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, get_context
+from drivetrain_torch._mesh import Mesh
+from drivetrain_torch._names import is_dtensor
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["DDPStrategy", "FSDP2Strategy", "FSDPStrategy", "ParallelStrategy"]
 
@@ -41,6 +44,23 @@ class ParallelStrategy(ABC):
         """
         return self.wrap(model, device)
 
+    def on_mesh(self, mesh: DeviceMesh) -> ParallelStrategy:
+        """Return the strategy for one mesh, whose methods are called instead, for ``prepare_model(mesh=...)``.
+
+        Override this method if the strategy can average gradients over some dimensions of a mesh only.
+
+        Args:
+            mesh: a mesh of all workers, whose dimensions have the names that :func:`prepare_model` describes. See
+                :func:`drivetrain.plugin.datasets.mesh_kinds`.
+
+        Raises:
+            ConfigurationError: the strategy does not support this mesh. The base class supports none.
+        """
+        raise ConfigurationError(
+            "[DT-729] prepare_model(mesh=...): expected a strategy that supports device meshes ('ddp', 'fsdp' or "
+            f"'fsdp2'), got {type(self).__name__}. Use one of them, or remove mesh"
+        )
+
 
 class DDPStrategy(ParallelStrategy):
     """``DistributedDataParallel``: every worker has the whole model, and the gradients are averaged.
@@ -54,10 +74,22 @@ class DDPStrategy(ParallelStrategy):
     def __init__(self, **options: Any) -> None:
         self._options = options
 
+    def on_mesh(self, mesh: DeviceMesh) -> DDPStrategy:
+        """Average the gradients over the data, replicate and context dimensions."""
+        checked = Mesh.of(mesh, "prepare_model")
+        if (name := checked.kinds.get("shard")) is not None and checked.size_of(name) > 1:
+            raise ConfigurationError(
+                "[DT-729] prepare_model(parallel_strategy='ddp', mesh=...): expected a mesh without a shard dimension, "
+                f"because every worker has the whole model, got {name!r} of size {checked.size_of(name)}. Use "
+                "parallel_strategy='fsdp2', or name the dimension 'dp'"
+            )
+        return DDPStrategy(**{"process_group": checked.averaging_group(), **self._options})
+
     def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
         """Wrap the model. On a GPU, the wrapper also moves the inputs."""
         import torch
 
+        _refuse_dtensors(model, "ddp")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         options = self._options
@@ -79,7 +111,8 @@ class DDPStrategy(ParallelStrategy):
                 "exact=False (enable_reproducibility() implies exact=True)"
             )
         exact = copy.copy(self)
-        if get_context().get_world_size() > 2:
+        group = self._options.get("process_group")
+        if (get_context().get_world_size() if group is None else group.size()) > 2:
             exact._options = {**self._options, "find_unused_parameters": True}
         return exact.wrap(model, device)
 
@@ -94,10 +127,19 @@ class FSDPStrategy(ParallelStrategy):
     def __init__(self, **options: Any) -> None:
         self._options = options
 
+    def on_mesh(self, mesh: DeviceMesh) -> FSDPStrategy:
+        """Shard along one dimension of the mesh, and replicate along another one, if there are two."""
+        from torch.distributed.fsdp import ShardingStrategy
+
+        devices = Mesh.of(mesh, "prepare_model").sharding_mesh()
+        hybrid = {"sharding_strategy": ShardingStrategy.HYBRID_SHARD} if devices.ndim == 2 else {}
+        return FSDPStrategy(**{"device_mesh": devices, **hybrid, **self._options})
+
     def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
         """Wrap the model."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
+        _refuse_dtensors(model, "fsdp")
         return FullyShardedDataParallel(model, **{"device_id": device, **self._options})
 
 
@@ -114,6 +156,11 @@ class FSDP2Strategy(ParallelStrategy):
         self._modules = tuple(modules)
         self._options = options
 
+    def on_mesh(self, mesh: DeviceMesh) -> FSDP2Strategy:
+        """Shard along one dimension of the mesh, and replicate along another one, if there are two."""
+        devices = Mesh.of(mesh, "prepare_model").sharding_mesh()
+        return FSDP2Strategy(**{"modules": self._modules, "mesh": devices, **self._options})
+
     def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
         """Shard the model in place, and return it."""
         from torch.distributed.device_mesh import init_device_mesh
@@ -127,10 +174,23 @@ class FSDP2Strategy(ParallelStrategy):
                 "[DT-724] prepare_model(parallel_strategy='fsdp2'): expected torch 2.6 or later, got "
                 f"{torch.__version__}. Upgrade torch, or use 'fsdp'"
             ) from error
-        mesh = init_device_mesh(device.type, (get_context().get_world_size(),))
-        options = {"mesh": mesh, **self._options}
+        options = self._options
+        if "mesh" not in options:
+            _refuse_dtensors(model, "fsdp2")
+            options = {"mesh": init_device_mesh(device.type, (get_context().get_world_size(),)), **options}
         for module in model.modules():
             if module is not model and isinstance(module, self._modules):
                 fully_shard(module, **options)
         fully_shard(model, **options)
         return model
+
+
+def _refuse_dtensors(model: torch.nn.Module, strategy: str) -> None:
+    """Raise an error if a model that is parallelized in another way is to be wrapped over all workers."""
+    found = [name for name, parameter in model.named_parameters() if is_dtensor(parameter)]
+    if found:
+        raise ConfigurationError(
+            f"[DT-729] prepare_model(parallel_strategy={strategy!r}): expected a model of plain parameters, got "
+            f"{len(found)} that are DTensors, such as {found[0]!r}, as parallelize_module creates them. Pass the mesh "
+            "of all workers: prepare_model(model, mesh=mesh, parallel_strategy='fsdp2')"
+        )

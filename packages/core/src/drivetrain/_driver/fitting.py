@@ -82,6 +82,8 @@ def run_job(
     if not runtime.in_driver:
         require_pickling(job.backend, runtime.reduce)
     datasets = job.data_config.open(check_runtime(job.datasets, runtime.name))
+    for world_size in {job.scaling.min_workers, job.scaling.max_workers}:
+        job.data_config.data_position(0, max(world_size, 1))
     callbacks = make_callbacks(job.run_config, default_callbacks(job.backend))
     policy = make_policy(job.run_config.failure_config)
     if job.resume_from is not None and not job.resume_from.exists():
@@ -213,10 +215,12 @@ def _controller(
     runtime: Runtime,
     policy: FailurePolicy,
 ) -> Controller:
+    is_own = type(job.data_config).configure is not DataConfig.configure
     tasks = TaskFactory(
         services,
         function=function,
         split=lambda workers, checkpoint: _split(job, datasets, workers, checkpoint),
+        data_position=None if is_own else job.data_config.data_position,
         metadata=job.metadata,
         driver_count=opened.driver_count,
         all_values=job.all_values,

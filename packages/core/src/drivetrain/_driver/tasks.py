@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from drivetrain._base.failure import one_line
+from drivetrain._base.mesh import DataPosition
 from drivetrain._base.pickling import dumps
 from drivetrain._driver.progress import HangLimits
 from drivetrain._driver.services import RunServices
@@ -31,6 +32,8 @@ class TaskFactory:
         function: see :attr:`~drivetrain._wire.task.TrainTask.function`.
         split: splits the datasets among the given workers. Its second argument is the checkpoint to resume from, or
             None.
+        data_position: returns the position of a rank in the datasets that are split, given the number of workers; None
+            if the user's own code splits them.
         metadata: the trainer's metadata, which ``get_context().get_metadata()`` returns.
         driver_count: the number of drivers that have worked on the run, including this driver.
         all_values: True if the return values of all ranks are needed, not only that of rank 0.
@@ -42,6 +45,7 @@ class TaskFactory:
         *,
         function: PackedFunction,
         split: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
+        data_position: Callable[[int, int], DataPosition] | None = None,
         metadata: Mapping[str, Any],
         driver_count: int = 1,
         all_values: bool = False,
@@ -49,6 +53,7 @@ class TaskFactory:
         self._services = services
         self._function = function
         self._split = split
+        self._data_position = data_position
         self._metadata = metadata
         self.driver_count = driver_count
         self._all_values = all_values
@@ -103,6 +108,7 @@ class TaskFactory:
                 progress_interval_s=HangLimits.of(config.hang_timeout_s).interval_s,
             ),
             datasets=self._shards[rank],
+            data_position=None if self._data_position is None else self._data_position(rank, world_size),
             needs_value=self._all_values or rank == 0,
         )
 

@@ -156,9 +156,9 @@ class SplitRequest:
 
     Attributes:
         name: the name of the dataset.
-        world_size: the number of workers.
-        whole: True if every worker gets all rows instead of a part of them.
-        node_ids: the ids of the workers' nodes, in the order of the ranks; empty if unknown.
+        world_size: the number of shards: one for each worker, or for each group of workers that read the same rows.
+        whole: True if every shard has all rows instead of a part of them.
+        node_ids: the ids of the nodes that read the shards, in the order of the shards; empty if unknown.
         position: the position in this dataset that the checkpoint to resume from contains; None to start an epoch. The
             train function decides whether to resume from that position: it calls
             :meth:`DatasetShard.load_state_dict() <drivetrain.plugin.datasets.DatasetShard.load_state_dict>`.
@@ -167,6 +167,7 @@ class SplitRequest:
         options: the ``execution_options`` of :class:`drivetrain.DataConfig`.
         shuffle_seed: the seed of the order of the rows; None to keep their order.
         shuffle_rows: the number of rows that are shuffled in memory.
+        is_shared: True if several workers read each shard, so that its batches must be the same on all of them.
     """
 
     name: str
@@ -178,6 +179,7 @@ class SplitRequest:
     options: Any | None = None
     shuffle_seed: int | None = None
     shuffle_rows: int = 2**18
+    is_shared: bool = False
 
 
 class DatasetProvider(ABC):
@@ -193,11 +195,14 @@ class DatasetProvider(ABC):
             one is used. None if the workers of every runtime can read the shards.
         shuffles: True if :meth:`split` shuffles the rows when the request has a ``shuffle_seed``. Otherwise, such a
             request is refused.
+        shares: True if several workers can read a copy of one shard, as :class:`drivetrain.DataConfig` requests with
+            ``mesh``. Otherwise, such a request is refused.
     """
 
     accepted: ClassVar[str] = "objects of its own kind"
     runtimes: ClassVar[Sequence[str] | None] = None
     shuffles: ClassVar[bool] = False
+    shares: ClassVar[bool] = False
 
     @abstractmethod
     def accepts(self, dataset: object) -> bool:
@@ -234,7 +239,8 @@ class DatasetProvider(ABC):
             request: the number of workers, and how to split the dataset among them.
 
         Returns:
-            One shard per rank, in the order of the ranks. The shards are pickled and sent to the workers.
+            ``request.world_size`` shards: one per rank, in the order of the ranks, unless ranks share shards. They are
+            pickled and sent to the workers.
 
         Raises:
             ConfigurationError: the dataset cannot be split as requested.

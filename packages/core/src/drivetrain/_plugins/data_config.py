@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drivetrain._base.mesh import DataPosition, coordinates_of, data_position, mesh_kinds
 from drivetrain._hooks.dataset import SplitRequest
 from drivetrain._plugins.datasets import OpenedDataset, Providers
 from drivetrain.errors import ConfigurationError, PluginNotFoundError
@@ -30,6 +32,11 @@ class DataConfig:
         shuffle_rows: the number of rows that are shuffled at once, and that each worker holds in memory. Blocks of an
             eighth of this number are drawn from the whole dataset, so that the rows of about eight random places are
             mixed.
+        mesh: the dimensions of the workers' device mesh in their order, by name, with their sizes, if the train
+            function combines data parallelism with another kind: ``{"dp": 2, "tp": 4}`` for
+            ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``. Workers at the same position of the data,
+            replicate and shard dimensions then read the same rows. One size may be -1: the number of workers divided by
+            the other sizes. None if every worker reads rows of its own.
 
     Raises:
         ConfigurationError: an argument is of the wrong type, or rows of a dataset are both kept together and shuffled.
@@ -47,6 +54,7 @@ class DataConfig:
         keep_together: Mapping[str, str] | None = None,
         shuffle: Mapping[str, int] | None = None,
         shuffle_rows: int = 2**18,
+        mesh: Mapping[str, int] | None = None,
     ) -> None:
         names = datasets_to_split
         if names != "all" and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
@@ -59,6 +67,7 @@ class DataConfig:
         self.keep_together = dict(keep_together or {})
         self.shuffle = dict(shuffle or {})
         self.shuffle_rows = shuffle_rows
+        self.mesh = None if mesh is None else _checked_mesh(mesh)
         if not all(type(seed) is int and seed >= 0 for seed in self.shuffle.values()):
             raise ConfigurationError(
                 "[DT-101] DataConfig(shuffle=...): expected a mapping from the names of datasets to integers >= 0, got "
@@ -106,24 +115,50 @@ class DataConfig:
             ResourceError: the workers leave too few resources for reading a dataset.
         """
         self._check_names(datasets)
+        parts = [self.data_position(rank, world_size).part for rank in range(world_size)]
+        first_ranks = {part: rank for rank, part in reversed([*enumerate(parts)])}
+        nodes = worker_node_ids or ()
         shards: list[dict[str, Any]] = [{} for _ in range(world_size)]
         positions = options.get("positions") or {}
         made = {name: dataset() if callable(dataset) else dataset for name, dataset in datasets.items()}
         for name, dataset in self._open(made).items():
             request = SplitRequest(
                 name=name,
-                world_size=world_size,
-                whole=self.datasets_to_split != "all" and name not in self.datasets_to_split,
-                node_ids=tuple(worker_node_ids or ()),
+                world_size=len(first_ranks),
+                whole=self._is_whole(name),
+                node_ids=tuple(nodes[first_ranks[part]] for part in range(len(first_ranks))) if nodes else (),
                 position=positions.get(name),
                 resources=options.get("resources") or {},
                 options=self._execution_options_of(name),
                 shuffle_seed=self.shuffle.get(name),
                 shuffle_rows=self.shuffle_rows,
+                is_shared=len(first_ranks) < world_size,
             )
-            for rank, shard in enumerate(dataset.split(request)):
-                shards[rank][name] = shard
+            split = dataset.split(request)
+            for of_rank, part in zip(shards, parts, strict=True):
+                of_rank[name] = split[part]
         return shards
+
+    def data_position(self, rank: int, world_size: int) -> DataPosition:
+        """Return which shard of a split dataset a rank reads, and the number of shards.
+
+        Args:
+            rank: the rank.
+            world_size: the number of workers.
+
+        Raises:
+            ConfigurationError: ``mesh`` describes another number of workers.
+        """
+        if self.mesh is None:
+            return DataPosition(rank, world_size)
+        others = math.prod(size for size in self.mesh.values() if size != -1)
+        sizes = [world_size // others if size == -1 else size for size in self.mesh.values()]
+        if math.prod(sizes) != world_size:
+            raise ConfigurationError(
+                f"[DT-117] DataConfig(mesh=...): expected the sizes of a mesh of all {world_size} workers, got "
+                f"{self.mesh}. Change a size or num_workers, or set the data-parallel size to -1"
+            )
+        return data_position(mesh_kinds(list(self.mesh), ""), sizes, coordinates_of(rank, sizes))
 
     def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
         """Open datasets once for all attempts, so that errors are raised before workers are started.
@@ -174,7 +209,18 @@ class DataConfig:
                     f"[DT-740] dataset {name!r}: expected a dataset that DataConfig(shuffle=...) can shuffle, got "
                     f"one of {found[name].origin}. Shuffle it with its own methods"
                 )
+        for name, dataset in found.items():
+            if self.mesh is not None and not (dataset.provider.shares or self._is_whole(name)):
+                raise ConfigurationError(
+                    f"[DT-117] dataset {name!r}: expected a dataset that DataConfig(mesh=...) can split, so that "
+                    f"several workers read the same rows, got one of {dataset.origin}. Use files, tables, data frames "
+                    "or Hugging Face datasets, or leave it out of datasets_to_split"
+                )
         return found
+
+    def _is_whole(self, name: str) -> bool:
+        """Return True if every worker gets all rows of a dataset."""
+        return self.datasets_to_split != "all" and name not in self.datasets_to_split
 
     def _execution_options_of(self, name: str) -> Any:
         options = self.execution_options
@@ -194,3 +240,20 @@ class DataConfig:
                     f"[DT-109] DataConfig({argument}=...): expected names of datasets "
                     f"({', '.join(map(repr, datasets))}), got {', '.join(map(repr, unknown))}"
                 )
+
+
+def _checked_mesh(mesh: object) -> dict[str, int]:
+    """Return a copy of ``DataConfig(mesh=...)``.
+
+    Raises:
+        ConfigurationError: it is no mapping from known names to sizes.
+    """
+    sizes = [*mesh.values()] if isinstance(mesh, Mapping) else []
+    are_valid = all(type(size) is int and (size >= 1 or size == -1) for size in sizes) and sizes.count(-1) <= 1
+    if not isinstance(mesh, Mapping) or not sizes or not are_valid:
+        raise ConfigurationError(
+            "[DT-101] DataConfig(mesh=...): expected a mapping from names to sizes >= 1, of which one may be -1, got "
+            f"{mesh!r}"
+        )
+    mesh_kinds(list(mesh), "[DT-101] DataConfig(mesh=...)")
+    return dict(mesh)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drivetrain._base.mesh import DataPosition
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext
 from drivetrain._storage.checkpoint import Checkpoint
@@ -49,6 +50,7 @@ class TrainTask:
         last_report: the numbers that directly precede those of the task's first report.
         options: the parts of the run's configuration that the worker uses.
         datasets: a mapping from the name of a dataset to the rank's shard of that dataset.
+        data_position: the position of the rank in the datasets that are split; None if the user's own code splits them.
         needs_value: True if the driver needs the function's return value.
     """
 
@@ -60,4 +62,5 @@ class TrainTask:
     last_report: ReportNumber
     options: SessionOptions = field(default_factory=SessionOptions)
     datasets: Mapping[str, Any] = field(default_factory=dict)
+    data_position: DataPosition | None = None
     needs_value: bool = True

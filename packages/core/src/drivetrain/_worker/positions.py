@@ -67,6 +67,13 @@ class Positions:
         """True between :meth:`begin_epoch` and :meth:`end_epoch`."""
         return self._steps_at_start is not None
 
+    def split_shards(self) -> list[str]:
+        """Return the names of the shards that do not have all rows of their dataset."""
+        states = {name: self._state_of(name, shard, warn=False) for name, shard in self._shards.items()}
+        for shard in self._shards.values():
+            shard.take_state()  # otherwise, the next report would store this position in its checkpoint
+        return [name for name, state in states.items() if state is None or state.get("world_size") != 1]
+
     def set_epoch(self, epoch: int) -> None:
         """Pass the number of the epoch to all loaders and samplers that accept it."""
         for loader in self._loaders.values():

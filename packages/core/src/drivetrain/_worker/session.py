@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, overload
 
 from drivetrain._base.closest import closest
+from drivetrain._base.mesh import DataPosition
 from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.dataset import DatasetShard, WorkerShard
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
@@ -165,6 +166,11 @@ class Session:
     def heartbeat(self) -> None:
         """Record that the rank makes progress."""
         self._outbox.heartbeats += 1
+
+    @property
+    def data_position(self) -> DataPosition | None:
+        """The position of this rank in the datasets that are split; None if the user's own code splits them."""
+        return self._task.data_position
 
     def dataset_shard(self, name: str | None) -> Any:
         """Return one of this rank's shards. The name may be None if there is only one dataset."""

@@ -19,12 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from drivetrain._base.mesh import DataPosition
 from drivetrain._plugins.frameworks import random_states, restore_random_states
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.node import share_directory
 from drivetrain._worker.positions import EpochPhase, Positions
 from drivetrain._worker.preemption import StopTraining
-from drivetrain._worker.session import current_session, report
+from drivetrain._worker.session import Session, current_session, report
 from drivetrain.errors import CheckpointError, ConfigurationError, SessionError
 
 __all__ = [
@@ -73,6 +74,11 @@ class StateFiles(ABC):
     @abstractmethod
     def is_written_by_all_ranks(self) -> bool:
         """True if every rank writes a part of the checkpoint, False if rank 0 writes all of it."""
+
+    @property
+    def data_position(self) -> DataPosition | None:
+        """The part of the data that this rank reads, if it shares the part with other ranks; None if unknown."""
+        return None
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
@@ -146,6 +152,8 @@ class BaseTrainState:
         self._session = session
         self._poll = (lambda: None) if session is None else session.preemption.poll
         self._positions = Positions(loaders, {} if session is None else session.resumable_shards())
+        self._data_position = _data_position(files, session)
+        self._require_own_shards()
         self._restored: _RankState | None = None
         self._is_stopping = False
         self._has_saved = False
@@ -259,12 +267,32 @@ class BaseTrainState:
         self._positions.begin_epoch(self.steps)
 
     def _own_state(self, ranks: Sequence[Mapping[str, Any]]) -> _RankState:
-        """Return the saved state of this rank. With another number of workers, it has no random states."""
+        """Return the saved state of this rank, or of another rank that read the same part of the data.
+
+        If the data was split into another number of parts, it has no random states.
+        """
         assert self._session is not None
-        context = self._session.context
-        is_same = len(ranks) == context.get_world_size()
-        own = ranks[context.get_world_rank() if is_same else 0]
-        return _RankState(self.steps, own["random"] if is_same else {}, own["data"])
+        rank, (part, parts) = self._session.context.get_world_rank(), self._data_position
+        saved = [state.get("part", number) for number, state in enumerate(ranks)]
+        if {*saved} != {*range(parts)}:
+            return _RankState(self.steps, {}, ranks[0]["data"])
+        own = ranks[rank if saved[rank : rank + 1] == [part] else saved.index(part)]
+        return _RankState(self.steps, own["random"], own["data"])
+
+    def _require_own_shards(self) -> None:
+        """Raise an error if the driver has split the datasets differently than this rank's part of the data.
+
+        Ranks that must read the same rows would read different ones, and train on them without an error.
+        """
+        given = None if self._session is None else self._session.data_position
+        own = self._data_position
+        if given is None or given == own or not (names := self._positions.split_shards()):
+            return
+        raise ConfigurationError(
+            f"[DT-117] TrainState: expected part {own.part} of {own.parts} of dataset {names[0]!r}, the position of "
+            f"this rank in its mesh, got part {given.part} of {given.parts}. Describe the mesh to the trainer: "
+            'dataset_config=DataConfig(mesh={"dp": 2, "tp": 2}), with the names and sizes of its dimensions in order'
+        )
 
     def _restore_rank(self) -> None:
         if self._restored is not None:
@@ -308,7 +336,8 @@ class BaseTrainState:
         if self._session is None:
             return report(metrics, **options)  # raises the error about a call outside a train function
         by_all = self._files.is_written_by_all_ranks
-        ranks = self._files.gather({"random": random_states(), "data": self._positions.save()})
+        own = {"random": random_states(), "data": self._positions.save(), "part": self._data_position.part}
+        ranks = self._files.gather(own)
         if not by_all and self._session.context.get_world_rank():
             return report(metrics, **options)
         common = {"step": self.steps, "epoch": epoch, "ranks": ranks, "format": FORMAT}
@@ -321,6 +350,15 @@ class BaseTrainState:
             report(metrics, Checkpoint(directory), checkpoint_ranks="all" if by_all else (0,), **options)
             shutil.rmtree(directory, ignore_errors=True)
         return None
+
+
+def _data_position(files: StateFiles, session: Session | None) -> DataPosition:
+    """Return the part of the data that this rank reads: by default, one of its own."""
+    if session is None:
+        return DataPosition(0, 1)
+    if (position := files.data_position or session.data_position) is not None:
+        return position
+    return DataPosition(session.context.get_world_rank(), session.context.get_world_size())
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +453,8 @@ def check_common_entries(found: object, where: str) -> dict[str, Any]:
 
 def _is_rank_state(value: object) -> bool:
     if not isinstance(value, Mapping) or not isinstance(data := value.get("data"), Mapping):
+        return False
+    if type(value.get("part", 0)) is not int:
         return False
     groups = [value.get("random"), *data.values()]
     return all(isinstance(group, Mapping) and all(isinstance(name, str) for name in group) for group in groups)
