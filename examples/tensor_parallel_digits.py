@@ -107,7 +107,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=int, default=2, help="the number of workers with different rows")
     parser.add_argument("--tensor", type=int, default=2, help="the number of workers that divide each layer")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--storage-path", help="the parent of the run directory (default: ~/drivetrain_results)")
     options = parser.parse_args()
 

@@ -124,6 +124,30 @@ def test_model_without_an_optimizer_is_saved_whole(fit: Callable[..., Result], s
     torch.testing.assert_close(model.state_dict(), make_model().state_dict(), rtol=0, atol=0)
 
 
+def test_model_is_saved_and_loaded_after_an_evaluation(fit: Callable[..., Result]):
+    """A forward pass without a backward pass leaves the whole parameters in a module of ``fully_shard``."""
+
+    def train(config: dict[str, Any]) -> tuple[Any, Any]:
+        model = prepare_model(make_model(), parallel_strategy="fsdp2")
+        optimizer = make_optimizer(model)
+        state = TrainState(model=model, optimizer=optimizer)
+        train_step(model, optimizer)
+        expected = whole_state(model, optimizer)
+        evaluate(model)
+        state.save()
+        train_step(model, optimizer)
+        evaluate(model)
+        state.load(drivetrain.get_checkpoint())
+        return expected, whole_state(model, optimizer)
+
+    def evaluate(model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+
+    expected, loaded = fit(train, {}).return_value
+    torch.testing.assert_close(loaded[0], expected[0], rtol=0, atol=0)
+
+
 def test_checkpoint_of_one_strategy_is_loaded_by_another_and_by_a_plain_module(fit: Callable[..., Result]):
     saved = fit(train, {"strategy": "fsdp"})
     other = fit(train, {"strategy": "fully_shard"}, resume_from_checkpoint=saved.checkpoint)

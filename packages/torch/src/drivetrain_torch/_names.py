@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.plugin.backends import is_instance_of
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["find_optimizer_names", "is_dtensor", "is_sharded", "plain_names"]
+__all__ = ["find_optimizer_names", "is_dtensor", "is_fully_sharded", "is_sharded", "plain_names"]
 
 _OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The attributes in which ``torch.compile``, FSDP and activation checkpointing keep the module that they wrap."""
@@ -52,9 +54,15 @@ def is_sharded(module: torch.nn.Module) -> bool:
     """Return True if the ranks have different parts of a module's parameters."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
+    # After a forward pass without a backward pass, the parameters of fully_shard are whole for a while.
     return any(map(is_dtensor, [*module.parameters(), *module.buffers()])) or any(
-        isinstance(each, FullyShardedDataParallel) for each in module.modules()
+        isinstance(each, FullyShardedDataParallel) or is_fully_sharded(each) for each in module.modules()
     )
+
+
+def is_fully_sharded(module: torch.nn.Module) -> bool:
+    """Return True for a module to which ``fully_shard`` was applied."""
+    return is_instance_of(module, "torch.distributed.fsdp", "FSDPModule")
 
 
 def is_dtensor(value: object) -> bool:

@@ -13,14 +13,16 @@ import contextlib
 import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from drivetrain import CheckpointError, ConfigurationError
 from drivetrain.plugin.state import Differences
+from drivetrain_torch._names import is_fully_sharded
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.fsdp import FSDPModule
 
     from drivetrain_torch._mesh import Mesh
 
@@ -28,12 +30,24 @@ __all__ = [
     "SHARDED",
     "owner_of",
     "read_parts",
+    "reshard",
     "without_torch_warnings",
     "write_parts",
 ]
 
 SHARDED = "sharded"
 """The key in ``state.pt`` of the values of sharded parts that are not tensors."""
+
+
+def reshard(modules: Iterable[torch.nn.Module]) -> None:
+    """Make the parameters of ``fully_shard`` those that the optimizer has.
+
+    After a forward pass without a backward pass, as in an evaluation, a module keeps its whole parameters.
+    """
+    for module in modules:
+        for each in module.modules():
+            if is_fully_sharded(each):
+                cast("FSDPModule", each).reshard()
 
 
 def write_parts(

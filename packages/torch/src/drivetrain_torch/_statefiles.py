@@ -27,7 +27,7 @@ from drivetrain_torch._index import read_index
 from drivetrain_torch._mesh import Mesh, mesh_of
 from drivetrain_torch._names import find_optimizer_names, is_sharded, plain_names
 from drivetrain_torch._sampling import require_part
-from drivetrain_torch._sharded import SHARDED, owner_of, read_parts, without_torch_warnings, write_parts
+from drivetrain_torch._sharded import SHARDED, owner_of, read_parts, reshard, without_torch_warnings, write_parts
 
 __all__ = ["Parts", "TorchFiles"]
 
@@ -147,6 +147,7 @@ class TorchFiles(StateFiles):
     def write(self, directory: str, common: Mapping[str, Any], *, verify: bool) -> None:
         """Write the parts, and on rank 0 the common entries."""
         parts = self._parts
+        reshard(parts.modules.values())
         others = {name: part.state_dict() for name, part in parts.others.items()}
         if self.is_written_by_all_ranks:
             rest = {**others, **common}
@@ -167,6 +168,7 @@ class TorchFiles(StateFiles):
         if not isinstance(saved, Mapping) or "format" not in saved:
             return saved, Differences([], [], [])  # which the caller refuses
         parts = self._parts
+        reshard(parts.modules.values())
         known = {*saved, *_mapping(saved.get(SHARDED, {}), directory)} - {*COMMON_ENTRIES}
         wanted = [*parts.modules] if only_parameters else parts.names
         differences = Differences(
