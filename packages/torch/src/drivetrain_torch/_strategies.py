@@ -186,7 +186,7 @@ class FSDP2Strategy(ParallelStrategy):
 
 
 def _refuse_dtensors(model: torch.nn.Module, strategy: str) -> None:
-    """Raise an error if a model that is parallelized in another way is to be wrapped over all workers."""
+    """Raise an error if a model that is parallelized in another way would be wrapped over all workers."""
     found = [name for name, parameter in model.named_parameters() if is_dtensor(parameter)]
     if found:
         raise ConfigurationError(
