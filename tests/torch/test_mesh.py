@@ -209,6 +209,7 @@ def test_losses_are_those_of_one_process_with_the_same_rows(undisturbed: Result)
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_killed_training_resumes_bit_for_bit(undisturbed: Result, tmp_path: Path):
     resumed = run(tmp_path, train, {"shape": (2, 2), "killed": KILLED}, max_failures=1).return_value
     assert_equal(resumed["final"], undisturbed.return_value["final"])
@@ -409,6 +410,7 @@ def fit_on_rows(directory: Path, config: dict[str, Any], mesh: dict[str, int] | 
     )
 
 
+@pytest.mark.slow
 def test_dataset_is_split_among_the_positions_of_a_mesh(tmp_path: Path):
     shuffled = {"data": {"shuffle": {"train": 5}, "shuffle_rows": 16}}
     whole = fit_on_rows(tmp_path, {"shape": (2, 2), **shuffled}, {"dp": -1, "tp": 2})
@@ -487,6 +489,7 @@ def train_pipeline(config: dict[str, Any]) -> dict[str, Any]:
     return {"losses": gather(losses), "weights": gather(whole_state(model, optimizer))}
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_are_saved_as_one_model_and_resumed(tmp_path: Path):
     undisturbed = run(tmp_path, train_pipeline, {"seed": 3})
     resumed = run(tmp_path, train_pipeline, {"seed": 4}, resume_from_checkpoint=undisturbed.checkpoint).return_value
