@@ -6,7 +6,6 @@ that orjson would change or refuse.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import json
@@ -57,8 +56,10 @@ def comma_separated(numbers: Sequence[float]) -> bytes:
     """
     fast = _fast()
     if fast is not None:
-        with contextlib.suppress(TypeError):  # an integer of more than 64 bits
+        try:
             text = fast(numbers)
-            if b"null" not in text:  # which stands for a number that is not finite
-                return text[1:-1]
+        except TypeError:  # an integer of more than 64 bits
+            text = b"null"
+        if b"null" not in text:  # which stands for a number that is not finite
+            return text[1:-1]
     return ",".join(map(repr, numbers)).encode()

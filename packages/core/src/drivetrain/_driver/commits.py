@@ -133,6 +133,8 @@ class Commits:
 
     def commit_complete(self) -> bool:
         """Commit the checkpoints that are complete; return True if there was one."""
+        if not self._pending.has_waiting:
+            return False
         committed = False
         for pending in self._pending.take_complete():
             committed |= self._commit(pending)

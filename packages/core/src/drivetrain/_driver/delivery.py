@@ -97,21 +97,21 @@ class Delivery:
 
     def _fill_in(self, event: Reported, rank: Rank) -> None:
         """Add the automatic metrics to a report."""
-        metrics = event.metrics
+        metrics, clock = event.metrics, clock_of(event)
         metrics.setdefault("_timestamp", int(event.time))
         if not event.quiet:
-            metrics.setdefault("_time_this_iter_s", clock_of(event) - rank.clock_at)
+            metrics.setdefault("_time_this_iter_s", clock - rank.clock_at)
         metrics.setdefault("_training_iteration", event.iteration)
         if event.quiet:
             return
-        rank.reported_at, rank.clock_at = event.time, clock_of(event)
+        rank.reported_at, rank.clock_at = event.time, clock
         if self._config.detailed_metrics:
             moment = datetime.datetime.fromtimestamp(event.time)
             metrics.setdefault("_date", moment.strftime("%Y-%m-%d_%H-%M-%S"))
             metrics.setdefault("_hostname", rank.worker.hostname)
             metrics.setdefault("_node_ip", rank.worker.ip)
             metrics.setdefault("_pid", rank.worker.pid)
-            metrics.setdefault("_time_total_s", clock_of(event) - rank.trained_from)
+            metrics.setdefault("_time_total_s", clock - rank.trained_from)
 
     def _deliver(self, event: Reported) -> None:
         self._require_files()
@@ -156,6 +156,8 @@ class Delivery:
 
     def _combine(self, matched: list[MatchedReport]) -> dict[int, dict[str, float]]:
         """Combine the values of matched reports, and deliver the reports that waited for them."""
+        if not matched:
+            return {}
         combined = {reports.number: combine(reports.metrics, reports.reduce) for reports in matched}
         for number, values in combined.items():
             self._combined[number] = values

@@ -179,6 +179,11 @@ class PendingCheckpoints:
         """Iterate over the checkpoints, ordered by number."""
         return iter([pending for _, pending in sorted(self._waiting.items())])
 
+    @property
+    def has_waiting(self) -> bool:
+        """True if there are checkpoints that wait."""
+        return bool(self._waiting)
+
     def get(self, number: int) -> PendingCheckpoint | None:
         """Return the checkpoint with this report number; None if it does not wait."""
         return self._waiting.get(number)
@@ -327,8 +332,6 @@ class PendingCheckpoints:
 
     def take_complete(self) -> list[PendingCheckpoint]:
         """Remove the checkpoints that are complete, and return them ordered by number."""
-        if not self._waiting:
-            return []
         while (expiry := self.next_expiry) is not None and self._clock() >= expiry:
             self._expire(self._expiring.popleft())
         changed, self._changed = sorted(self._changed), set()

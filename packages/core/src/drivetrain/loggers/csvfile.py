@@ -57,7 +57,7 @@ class CSVLoggerCallback(Callback):
 
     def on_report(self, run: Run, report: Report) -> None:
         """Append the report's row."""
-        if report.rank == 0 and self._selection.selects(report):
+        if report.rank == 0 and (self._selection.selects_all or self._selection.selects(report)):
             self._write(run, report)
 
     def _write(self, run: Run, report: Report) -> None:
@@ -259,10 +259,12 @@ def _is_after(value: str | None, iteration: int) -> bool:
 def _row(values: Sequence[Any]) -> bytes:
     """Return a row. Values that could not be read again are shortened, and None is an empty value."""
     if _NUMBERS.issuperset(map(type, values)):  # much faster
-        with contextlib.suppress(ValueError):  # an integer has too many digits
+        try:
             data = comma_separated(values) + b"\n"
-            if len(data) <= MAX_TEXT:
-                return data
+        except ValueError:  # an integer has too many digits
+            data = b""
+        if 0 < len(data) <= MAX_TEXT:
+            return data
     row = [_cell(value, MAX_TEXT) for value in values]
     data = _csv(row)
     if len(data) >= MAX_LINE_BYTES or data.count(b"\n") > _MAX_ROW_LINES:

@@ -52,7 +52,7 @@ class JsonLoggerCallback(Callback):
 
     def on_report(self, run: Run, report: Report) -> None:
         """Append the line."""
-        if self._selection.selects(report):
+        if self._selection.selects_all or self._selection.selects(report):
             self._write(run, report)
 
     def _write(self, run: Run, report: Report) -> None:
@@ -82,10 +82,12 @@ class JsonLoggerCallback(Callback):
 
 def _line(metrics: Mapping[str, Any]) -> bytes:
     """Return the metrics as one line of JSON. Values that could not be read again are shortened."""
-    with contextlib.suppress(ValueError):  # an integer with too many digits
+    try:
         line = json_bytes(metrics)
-        if len(line) <= MAX_TEXT:
-            return line
+    except ValueError:  # an integer has too many digits
+        line = b""
+    if 0 < len(line) <= MAX_TEXT:
+        return line
     for max_text in (MAX_TEXT, _SHORT_TEXT):
         line = json_bytes(writable(dict(metrics), max_text))
         if len(line) < MAX_LINE_BYTES:

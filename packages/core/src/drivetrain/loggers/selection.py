@@ -24,6 +24,9 @@ class Selection:
         min_interval_s: the minimum number of seconds between two selected reports of a rank.
         clock: returns the current time in seconds.
 
+    Attributes:
+        selects_all: True if every report is selected. Loggers check it first, because that takes no call.
+
     Raises:
         ConfigurationError: an argument has the wrong type or is out of range.
     """
@@ -48,11 +51,11 @@ class Selection:
         self._min_interval_s = min_interval_s
         self._selected_at: dict[int, float] = {}
         self._skipped: dict[int, Report] = {}
-        self._selects_all = self._ranks is None and every == 1 and not min_interval_s
+        self.selects_all = self._ranks is None and every == 1 and not min_interval_s
 
     def selects(self, report: Report) -> bool:
         """Return True if a report must be written."""
-        if self._selects_all:
+        if self.selects_all:
             return True
         if self._ranks is not None and report.rank not in self._ranks:
             return False
