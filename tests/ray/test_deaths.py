@@ -1,37 +1,63 @@
 """The causes of death that are parsed from Ray's messages.
 
-``deaths/<version>.json`` has messages recorded from that version of Ray, each with the expected result. To record
-another version, kill actors in the same ways and copy the text of the error that their last call raises.
+``deaths/<version>.json`` contains the messages of that version of Ray. ``python -m tests.ray.record_deaths`` records
+those of the installed version.
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError
 
 from drivetrain import FailureKind
 from drivetrain_ray._deaths import Death, explain_death, read_message
+from tests.ray.record_deaths import ADDRESS, CAUSES, mask
+from tests.support import ROOT
+from tests.toml import tomllib
 
-RECORDED = sorted(Path(__file__).with_name("deaths").glob("*.json"))
+RECORDED = {
+    file.stem: json.loads(file.read_text()) for file in sorted(Path(__file__).with_name("deaths").glob("*.json"))
+}
+CONNECTION_LOST = Death("Worker unexpectedly exits with a connection error code 2. End of file")
+EXPECTED = {
+    "SIGKILL": CONNECTION_LOST,
+    "SIGTERM": Death("SIGTERM", FailureKind.PREEMPTION),
+    "SIGSEGV": CONNECTION_LOST,
+    "exit code 3": CONNECTION_LOST,
+    "ray.kill": Death("it was killed by `ray.kill`"),
+    "memory monitor": Death("due to the node running low on memory", FailureKind.OUT_OF_MEMORY, lost_node=True),
+    "lost node": Death("its node has died", lost_node=True),
+}
+"""The expected deaths, each with a part of its reason."""
 
 
-@pytest.mark.parametrize(
-    ("version", "cause", "recorded"),
-    [
-        pytest.param(file.stem, cause, recorded, id=f"{file.stem}-{cause}")
-        for file in RECORDED
-        for cause, recorded in json.loads(file.read_text()).items()
-    ],
-)
-def test_cause_is_parsed_from_a_recorded_message(version: str, cause: str, recorded: dict[str, Any]) -> None:
-    death = read_message(recorded["message"])
+def test_oldest_and_newest_versions_are_recorded() -> None:
+    (requirement,) = (
+        one
+        for one in tomllib.loads((ROOT / "packages/ray/pyproject.toml").read_text())["project"]["dependencies"]
+        if one.startswith("ray>=")
+    )
+    (newest,) = (
+        line.partition("==")[2]
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line.startswith("ray==")
+    )
+    oldest = f"{requirement.removeprefix('ray>=')}.0"
+    assert {"2.10.0", oldest, newest} <= RECORDED.keys(), "run: python -m tests.ray.record_deaths"
 
-    assert death.reason.startswith(recorded["reason"])
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("version", RECORDED)
+def test_cause_is_parsed_from_a_recorded_message(version: str, cause: str) -> None:
+    death, expected = read_message(RECORDED[version][cause]["message"]), EXPECTED[cause]
+
+    assert death.reason.startswith("died; Ray reports: ")
+    assert expected.reason in death.reason
+    assert "causes" not in death.reason, "the causes that Ray only suspects are not a part of the reason"
     assert "\n" not in death.reason
     assert len(death.reason) <= 500
-    assert (death.kind, death.lost_node) == (FailureKind[recorded["kind"]], recorded["lost_node"])
+    assert (death.kind, death.lost_node) == (expected.kind, expected.lost_node)
     assert death.is_certain
 
 
@@ -39,3 +65,9 @@ def test_deaths_without_a_message_are_determined_by_the_type_of_the_error() -> N
     assert explain_death(None) == Death("exited")
     unreachable = explain_death(ActorUnavailableError("RpcError: Socket closed", None))
     assert (unreachable.lost_node, unreachable.is_certain) == (True, False)
+
+
+def test_recorded_messages_do_not_describe_the_machine() -> None:
+    message = "Memory on the node (IP: 10.1.2.3)\nPID\tMEM(GB)\tCOMMAND\n12\t0.35\t/home/me/python secret.py"
+    masked = mask(message, "10.1.2.3")
+    assert masked == f"Memory on the node (IP: {ADDRESS})\nPID\tMEM(GB)\tCOMMAND\n12\t0.35\tpython train.py"

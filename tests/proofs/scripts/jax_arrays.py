@@ -51,10 +51,14 @@ def train_func():
             drivetrain.report(metrics, Checkpoint.from_directory(directory), checkpoint_ranks=[0])
 
 
-if __name__ == "__main__":
-    JaxTrainer(
+def make_trainer(scaling_config, **options):
+    return JaxTrainer(
         train_func,
         datasets={"train": make_rows()},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(worker_output="none"),
-    ).fit()
+        scaling_config=scaling_config,
+        run_config=RunConfig(worker_output="none", **options),
+    )
+
+
+if __name__ == "__main__":
+    make_trainer(ScalingConfig(num_workers=2)).fit()

@@ -70,7 +70,11 @@ def train_func():
             drivetrain.report({"loss": float(np.mean(losses))}, checkpoint if is_first else None)
 
 
+def make_trainer(scaling_config, **options):
+    return TensorflowTrainer(
+        train_func, scaling_config=scaling_config, run_config=RunConfig(worker_output="none", **options)
+    )
+
+
 if __name__ == "__main__":
-    TensorflowTrainer(
-        train_func, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(worker_output="none")
-    ).fit()
+    make_trainer(ScalingConfig(num_workers=2)).fit()

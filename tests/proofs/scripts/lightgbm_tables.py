@@ -6,10 +6,11 @@ import pandas as pd
 from drivetrain import CheckpointConfig, RunConfig, ScalingConfig
 from drivetrain_gbdt.lightgbm import LightGBMTrainer
 
-if __name__ == "__main__":
+
+def make_trainer(scaling_config, **options):
     rows = np.random.default_rng(0).normal(size=(400, 4))
     table = pd.DataFrame(rows, columns=list("abcd")).assign(target=rows.sum(axis=1))
-    LightGBMTrainer(
+    return LightGBMTrainer(
         params={
             "objective": "regression",
             "num_leaves": 7,
@@ -22,6 +23,12 @@ if __name__ == "__main__":
         label_column="target",
         num_boost_round=8,
         datasets={"train": table},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(worker_output="none", checkpoint_config=CheckpointConfig(checkpoint_frequency=1)),
-    ).fit()
+        scaling_config=scaling_config,
+        run_config=RunConfig(
+            worker_output="none", checkpoint_config=CheckpointConfig(checkpoint_frequency=1), **options
+        ),
+    )
+
+
+if __name__ == "__main__":
+    make_trainer(ScalingConfig(num_workers=2)).fit()

@@ -52,9 +52,13 @@ def train_func():
         trainer.fit(Regression(), loader, ckpt_path=path)
 
 
-if __name__ == "__main__":
-    TorchTrainer(
+def make_trainer(scaling_config, **options):
+    return TorchTrainer(
         train_func,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(worker_output="none", preload=["lightning.pytorch"]),
-    ).fit()
+        scaling_config=scaling_config,
+        run_config=RunConfig(worker_output="none", preload=["lightning.pytorch"], **options),
+    )
+
+
+if __name__ == "__main__":
+    make_trainer(ScalingConfig(num_workers=2)).fit()

@@ -32,11 +32,15 @@ def train_func(config):
         state.save({"loss": loss})
 
 
-if __name__ == "__main__":
-    strategy, workers = sys.argv[1:]
-    TorchTrainer(
+def make_trainer(scaling_config, strategy="ddp", **options):
+    return TorchTrainer(
         train_func,
         train_loop_config={"strategy": strategy},
-        scaling_config=ScalingConfig(num_workers=int(workers)),
-        run_config=RunConfig(worker_output="none"),
-    ).fit()
+        scaling_config=scaling_config,
+        run_config=RunConfig(worker_output="none", **options),
+    )
+
+
+if __name__ == "__main__":
+    strategy, workers = sys.argv[1:]
+    make_trainer(ScalingConfig(num_workers=int(workers)), strategy).fit()

@@ -51,9 +51,13 @@ def train_func():
         trainer.train(resume_from_checkpoint=path)
 
 
-if __name__ == "__main__":
-    TorchTrainer(
+def make_trainer(scaling_config, **options):
+    return TorchTrainer(
         train_func,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(worker_output="none", preload=["transformers.trainer"]),
-    ).fit()
+        scaling_config=scaling_config,
+        run_config=RunConfig(worker_output="none", preload=["transformers.trainer"], **options),
+    )
+
+
+if __name__ == "__main__":
+    make_trainer(ScalingConfig(num_workers=2)).fit()

@@ -13,6 +13,9 @@ from drivetrain.plugin.runtimes import Wakeup
 __all__ = ["Death", "Deaths", "explain_death", "read_message"]
 
 _MAX_LENGTH = 500
+_GUESSES = re.compile(r" (?:Some common causes|There are some potential root causes)")
+"""The beginning of the possible causes that Ray adds to every message, such as a lack of memory. Ray 2.53 and later use
+the first wording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def read_message(message: str) -> Death:
     No other code depends on the wording of the messages. ``tests/ray/deaths`` contains messages that were recorded
     from each version of Ray.
     """
-    text = " ".join(message.split()).partition(" Some common causes")[0]
+    text = _GUESSES.split(" ".join(message.split()), maxsplit=1)[0]
     detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
     reason = f"died; Ray reports: {detail[1] if detail else text}"[:_MAX_LENGTH].rstrip(".")
     kind = FailureKind.INFRASTRUCTURE
