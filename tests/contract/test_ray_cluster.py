@@ -1,8 +1,10 @@
 """Behaviour that only a cluster of several nodes can show. Each scenario has its own cluster and driver process."""
 
+import importlib.metadata
 import os
 
 import pytest
+from packaging.version import Version
 
 from tests.support import run_with_new_cluster
 
@@ -188,6 +190,8 @@ def test_strategy_that_cannot_be_met_is_named_with_its_rule(gpus, asked, strateg
 )
 def test_room_is_the_number_of_workers_that_the_strategy_could_place_on_allowed_nodes(gpus, case, number):
     """There are nine CPUs, three of them on the second node."""
+    if case == "STRICT_PACK" and Version(importlib.metadata.version("ray")) < Version("2.54"):
+        pytest.skip("with this strategy, Ray ignores the labels of nodes until 2.53")
     assert gpus["room"][case] == number
 
 

@@ -164,16 +164,8 @@ class FSDP2Strategy(ParallelStrategy):
     def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
         """Shard the model in place, and return it."""
         from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
 
-        try:
-            from torch.distributed.fsdp import fully_shard
-        except ImportError as error:
-            import torch
-
-            raise ConfigurationError(
-                "[DT-724] prepare_model(parallel_strategy='fsdp2'): expected torch 2.6 or later, got "
-                f"{torch.__version__}. Upgrade torch, or use 'fsdp'"
-            ) from error
         options = self._options
         if "mesh" not in options:
             _refuse_dtensors(model, "fsdp2")
