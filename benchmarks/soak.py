@@ -6,7 +6,7 @@ the run, divided by the mean over its second tenth: 1 if nothing grows.
 
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks.measure import Bench, Goal, Job, Quantity, Run, quantity
 
@@ -38,7 +38,7 @@ def _values(run: Run, stamped: str, fact: str) -> list[float]:
     return [stamp[fact] for stamp in run.named(stamped)]
 
 
-def _growth_of(stamped: str, fact: str):
+def _growth_of(stamped: str, fact: str) -> Callable[[Run], float]:
     def growth(run: Run) -> float:
         values = _values(run, stamped, fact)
         tenth = max(1, len(values) // 10)

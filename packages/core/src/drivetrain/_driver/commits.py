@@ -158,10 +158,8 @@ class Commits:
 
     def _warn_of_old(self) -> None:
         """Name the checkpoints that have been waiting for other ranks' reports for long."""
-        if not self._young:
-            return
         now = time.monotonic()
-        if now < max(self._young[0].waiting_since + _WARNING_S, self._no_warning_before):
+        if not self._young or now < max(self._young[0].waiting_since + _WARNING_S, self._no_warning_before):
             return
         while self._young and now >= self._young[0].waiting_since + _WARNING_S:
             self._young.popleft()

@@ -21,6 +21,7 @@ from drivetrain.errors import CallbackError, RunInUseError, StorageError
 __all__ = ["Delivery"]
 
 _CHECK_S = 0.02
+"""Seconds for which a check of the files is valid."""
 
 
 class Delivery:
