@@ -123,6 +123,17 @@ def test_state_counts_consumed_batches_and_not_prefetched_ones() -> None:
     assert shard.state_dict()["batches"] == 0
 
 
+def test_state_of_a_tensorflow_dataset_leaves_out_no_rows_that_tensorflow_has_read_ahead() -> None:
+    pytest.importorskip("tensorflow")
+    rows = {"x": np.arange(100), "y": np.arange(100)}
+    (shard,) = shards_of(rows, 1)
+    ahead = iter(shard.to_tf("x", "y", batch_size=10).prefetch(5))
+    next(ahead)
+    (resumed,) = resume(rows, 1, shard.state_dict())
+    assert [int(x) for batch, _ in resumed.to_tf("x", "y", batch_size=10) for x in batch] == list(range(100))
+    assert (resumed.state_dict()["batches"], resumed.state_dict()["epoch"]) == (0, 1)
+
+
 def test_new_iteration_is_a_new_epoch() -> None:
     (shard,) = shards_of({"id": np.arange(100)}, 1)
     next(iter(shard.iter_batches(batch_size=10)))

@@ -126,7 +126,7 @@ class EpochState:
     epoch: int = 0
     last_saved: dict[str, Any] | None = None
 
-    def track(self, start: Position, batches: Iterator[T]) -> Iterator[T]:
+    def track(self, start: Position, batches: Iterator[T], *, reads_ahead: bool = False) -> Iterator[T]:
         """Yield the batches of an epoch, and update the current position.
 
         When a batch is yielded, the position already includes this batch. The position is no longer updated after a
@@ -135,10 +135,12 @@ class EpochState:
         Args:
             start: the position before the first batch.
             batches: the batches.
+            reads_ahead: True if the caller takes batches long before they are used. The position is then ``start``
+                until the end of the epoch: a resumed run reads some rows again, but never leaves out rows.
         """
         self.current = latest = start
         for number, batch in enumerate(batches, start.batches + 1):
-            if self.current is latest:
+            if self.current is latest and not reads_ahead:
                 self.current = latest = Position(
                     start.total, start.world_size, start.remaining_rows, number, start.plan, start.epoch
                 )

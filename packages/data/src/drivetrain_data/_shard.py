@@ -226,6 +226,8 @@ class TableShard:
         replicas on all workers together. In each step, each replica of this worker processes one piece, so a batch
         lasts for several steps if there are several workers.
 
+        TensorFlow reads ahead, so :meth:`state_dict` returns the start of the epoch until its last batch is read.
+
         Args:
             feature_columns: the name of one column, whose rows become one tensor of shape ``(batch_size, ...)``; or
                 several names, whose columns become a dict of tensors.
@@ -251,13 +253,9 @@ class TableShard:
                 f"[DT-748] to_tf(): expected columns of dataset {self.name!r} ({', '.join(columns)}), got "
                 f"{missing[0]!r}"
             )
-        batches = self.iter_batches(
-            batch_size=batch_size,
-            prefetch_batches=prefetch_batches,
-            local_shuffle_buffer_size=local_shuffle_buffer_size,
-            local_shuffle_seed=local_shuffle_seed,
-            drop_last=drop_last,
-        )
+        plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        arrays = ArrayBatches(Columns.arrays)
+        batches = self._batches(arrays, plan, prefetch_batches, only_slices=True, reads_ahead=True)
 
         def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
             for name in selected if dtypes is None else ():
@@ -412,7 +410,13 @@ class TableShard:
         return BatchPlan(batch_size, drop_last, buffer_rows, seed)
 
     def _batches(
-        self, batch_format: BatchFormat, plan: BatchPlan, prefetch_batches: int, *, only_slices: bool = False
+        self,
+        batch_format: BatchFormat,
+        plan: BatchPlan,
+        prefetch_batches: int,
+        *,
+        only_slices: bool = False,
+        reads_ahead: bool = False,
     ) -> Batches[Any]:
         """Return an object that reads one epoch of batches with each iteration over it.
 
@@ -421,6 +425,7 @@ class TableShard:
             plan: the options that determine the batches.
             prefetch_batches: see :meth:`iter_batches`.
             only_slices: True if creating a batch only slices arrays, provided that all columns are numeric.
+            reads_ahead: see :meth:`EpochState.track`.
         """
         if type(prefetch_batches) is not int or prefetch_batches < 0:
             raise ConfigurationError(f"[DT-748] prefetch_batches: expected an integer >= 0, got {prefetch_batches!r}")
@@ -444,7 +449,7 @@ class TableShard:
                 fresh=shard.reader.fresh,
                 drop_last=plan.drop_last and shard.rows is None,  # otherwise, the sizes already omit the last batch
             )
-            return self._state.track(position, batches)
+            return self._state.track(position, batches, reads_ahead=reads_ahead)
 
         return Batches(start_epoch)
 
