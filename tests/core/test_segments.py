@@ -4,6 +4,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import fsspec
@@ -31,15 +32,23 @@ NAME = "result.json"
 
 
 class CountingFilesystem(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]  # fsspec has no types
-    """A filesystem in memory that counts the bytes that are written."""
+    """A filesystem in memory that counts the bytes that are written, and names the files that are read."""
 
     protocol = "memory"
     cachable = False
     written = 0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
     def pipe_file(self, path: str, value: bytes, **options: object) -> None:
         self.written += len(value)
         super().pipe_file(path, value, **options)
+
+    def cat_file(self, path: str, **options: object) -> bytes:
+        self.read.append(path)
+        return bytes(super().cat_file(path, **options))
 
     def _open(self, path: str, mode: str = "rb", **options: object) -> object:
         file = super()._open(path, mode, **options)
@@ -317,6 +326,42 @@ def test_merge_that_is_interrupted_anywhere_loses_nothing(
     for name in others:
         filesystem.rm_file(storage.path(SEGMENTS, NAME, name))
         assert storage.read_bytes(NAME) == content
+
+
+def test_open_file_downloads_only_the_segments_that_are_read(
+    make_mirror: MakeMirror, storage: Storage, filesystem: CountingFilesystem
+) -> None:
+    mirror, path = make_mirror(1)
+    for number in range(10):
+        content = append(path, b"%d\n" % number * 50_000)
+        mirror.push_before_commit()
+    assert tail_lines(storage, NAME, 2) == [b"9", b"9"]
+    assert len(filesystem.read) == 1
+
+    with storage.open_file(NAME) as file:
+        generator = random.Random(0)
+        for _ in range(100):
+            start, count = generator.randrange(len(content) + 10), generator.randrange(200_000)
+            file.seek(start)
+            assert file.read(count) == content[start : start + count]
+
+
+def test_open_file_reads_a_file_whose_end_was_replaced_and_whose_segments_are_merged_meanwhile(
+    make_mirror: MakeMirror, storage: Storage
+) -> None:
+    mirror, path = make_mirror(1)
+    with ExitStack() as stack:
+        with mirror.running():
+            for number in range(5):
+                content = append(path, b"%d\n" % number * 1_000)
+                mirror.push_before_commit()
+            path.write_bytes(content[:7_001] + b"\n")
+            content = append(path, b"more\n")
+            mirror.push_before_commit()
+            file = stack.enter_context(storage.open_file(NAME))
+            assert file.read(10) == content[:10]
+        assert segments_of(storage) == []
+        assert file.read() == content[10:]
 
 
 def test_missing_segment_is_an_error(make_mirror: MakeMirror, storage: Storage, filesystem: CountingFilesystem) -> None:

@@ -29,7 +29,7 @@ from drivetrain._storage.filesystem import (
 from drivetrain._storage.layout import RUN_FILE, SEGMENTS, VERSION, check_version, grows, require_relative, run_file
 from drivetrain._storage.reading import Fields, open_regular, parse_json, read_regular
 from drivetrain._storage.remote import locate
-from drivetrain._storage.segments import read_growing
+from drivetrain._storage.segments import open_growing, read_growing
 from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
 from drivetrain.errors import CheckpointError, RunInUseError, StorageError
 
@@ -170,7 +170,10 @@ class Storage:
 
     @contextlib.contextmanager
     def open_file(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file for reading, for the duration of a ``with`` block. A remote file is first read into memory.
+        """Open a file for reading, for the duration of a ``with`` block.
+
+        Of a remote file that grows, such as a log, only the segments that are read are downloaded. Another remote file
+        is first read into memory.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -178,6 +181,10 @@ class Storage:
         """
         if self.is_local:
             with self.open_local(name) as file:
+                yield file
+            return
+        if grows(name):
+            with open_growing(self, name) as file:
                 yield file
             return
         data = self.read_bytes(name)

@@ -28,7 +28,7 @@ def rank_files(storage: Storage) -> dict[int, str]:
 
 
 def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
-    """Return the last stored report of a rank, or None if there is none. Of a local file, only the end is read.
+    """Return the last stored report of a rank, or None if there is none. Only the end of the file is read.
 
     Raises:
         StorageError: the report is not a JSON object, or its time or its iteration is not a number.

@@ -17,13 +17,16 @@ large file stays in segments, because to upload the whole file would double the 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO, Protocol
+from itertools import pairwise
+from typing import Any, BinaryIO, Protocol
 
 from drivetrain._storage.filesystem import RemoteFilesystem
 from drivetrain._storage.layout import LOGS, SEGMENTS, grows, run_file
@@ -31,7 +34,7 @@ from drivetrain._storage.reading import too_large
 from drivetrain._storage.transfer import Job, Limits, run_jobs
 from drivetrain.errors import StorageError
 
-__all__ = ["Objects", "SegmentedFiles", "growing_files", "read_growing"]
+__all__ = ["Objects", "SegmentedFiles", "growing_files", "open_growing", "read_growing"]
 
 _NAME = re.compile(r"(\d{5})-\d{8}-(\d{15})")
 _MAX_SEGMENT_BYTES = 32 << 20
@@ -127,6 +130,11 @@ class _Listing:
     def end(self) -> int:
         return self.visible[-1].end if self.visible else 0
 
+    @property
+    def has_gaps(self) -> bool:
+        """True if a part of the content is in none of the visible objects."""
+        return any(part.end < following.start for part, following in pairwise(self.visible))
+
     def read(self, storage: Objects, part: _Part) -> bytes | None:
         """Return the content of a visible part; None if it was deleted meanwhile."""
         is_whole = self.whole is not None and part is self.visible[0]
@@ -153,6 +161,79 @@ def read_growing(storage: Objects, name: str) -> bytes | None:
             "only later ones"
         )
     return content if listing.visible else None
+
+
+def open_growing(storage: Objects, name: str) -> BinaryIO:
+    """Open a file that grows, in a storage that is not local. Segments are downloaded when they are read.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StorageError: the file cannot be read, or is damaged: a segment is missing.
+    """
+    listing = _Listing.of(storage, name)
+    if not listing.visible:
+        raise FileNotFoundError(storage.path(name))
+    if listing.has_gaps:
+        return io.BytesIO(read_growing(storage, name) or b"")
+    return io.BufferedReader(_SegmentReader(storage, name, listing))
+
+
+class _SegmentReader(io.RawIOBase):
+    """Reads a file in segments as it was when it was listed.
+
+    Args:
+        storage: the run directory.
+        name: the file.
+        listing: its objects, without gaps.
+    """
+
+    def __init__(self, storage: Objects, name: str, listing: _Listing) -> None:
+        super().__init__()
+        self._storage = storage
+        self._name = name
+        self._listing = listing
+        self._starts = [part.start for part in listing.visible]
+        self._ends = [*self._starts[1:], listing.end]  # the next part hides the end of a part
+        self._contents: dict[int, bytes] = {}
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._listing.end}[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        if self._position >= self._listing.end:
+            return 0
+        number = bisect_right(self._starts, self._position) - 1
+        first = self._position - self._starts[number]
+        end = min(self._ends[number] - self._starts[number], first + len(buffer))
+        data = self._content(number)[first:end]
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def _content(self, number: int) -> bytes:
+        if number not in self._contents:
+            part = self._listing.visible[number]
+            data = self._listing.read(self._storage, part)
+            if data is None:  # the run has ended meanwhile, and its segments were merged
+                data = (read_growing(self._storage, self._name) or b"")[part.start : part.end]
+            if len(data) != part.size:
+                raise StorageError(
+                    f"[DT-413] {self._storage.path(part.path)}: expected {part.size:,} bytes, as listed, got "
+                    f"{len(data):,}"
+                )
+            self._contents[number] = data
+        return self._contents[number]
 
 
 def _read(storage: Objects, name: str) -> tuple[_Listing, bytes]:

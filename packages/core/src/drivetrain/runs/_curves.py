@@ -331,10 +331,7 @@ class _Tail:
 
     def chunks(self) -> Iterator[bytes | None]:
         """Yield the new complete lines, in chunks. Yield None first if the lines that were read before have changed."""
-        if not self._storage.is_local:
-            yield from self._chunks_of(self._storage.read_bytes(self._name) or b"")
-            return
-        with contextlib.suppress(FileNotFoundError), self._storage.open_local(self._name) as file:
+        with contextlib.suppress(FileNotFoundError), self._storage.open_file(self._name) as file:
             file.seek(self._position - len(self._last_bytes))
             if file.read(len(self._last_bytes)) != self._last_bytes:
                 self._position, self._last_bytes = 0, b""
@@ -348,14 +345,6 @@ class _Tail:
                 if not data.count(b"\n"):
                     return
                 yield self._advance(whole + b"\n")
-
-    def _chunks_of(self, data: bytes) -> Iterator[bytes | None]:
-        if data[: self._position][-_MAX_LAST_BYTES:] != self._last_bytes:
-            self._position, self._last_bytes = 0, b""
-            yield None
-        whole = data[self._position :].rpartition(b"\n")[0]
-        if whole:
-            yield self._advance(whole + b"\n")
 
     def _advance(self, lines: bytes) -> bytes:
         self._position += len(lines)
