@@ -105,8 +105,8 @@ CAMPAIGN = {
     "DRIVETRAIN_CONTRACT": "all",
     "DRIVETRAIN_FAULTS": "all",
     "DRIVETRAIN_JOBS": "all",
-    "DRIVETRAIN_PAGES": "all",
     "DRIVETRAIN_PROOFS": "all",
+    "DRIVETRAIN_REPEATED": "all",
     "DRIVETRAIN_CRASHES": "200",
     "DRIVETRAIN_SUSPENSIONS": "200",
     "DRIVETRAIN_SOAK": "200",
@@ -308,8 +308,6 @@ FRAMEWORKS = {
         jobs="jax",
     ),
 }
-LOWEST_IN_CHECK = ("core",)
-"""The lowest versions that `check` tests, which takes a minute and a half; `campaign` tests all."""
 
 OTHERS = "other folders"
 # The folders of tests that `check` runs in a process each, those that take longest first.
@@ -735,7 +733,7 @@ def isolation_tasks(names: Sequence[str]) -> list[Task]:
 
 @nox.session(venv_backend="none")
 def check(session: nox.Session) -> None:
-    """Run type checks, all tests, the tests with the oldest frameworks, and three tests of wheels, side by side."""
+    """Run type checks, all tests except those marked with `campaign`, and three tests of wheels, side by side."""
     run_tasks(
         session,
         [
@@ -744,7 +742,6 @@ def check(session: nox.Session) -> None:
             Task("horovod", needs=["dev"]),
             *test_tasks(),
             Task("types", needs=["dev"]),
-            *(Task(f"lowest({name})", needs=["dev"]) for name in LOWEST_IN_CHECK),
             *isolation_tasks(ISOLATED_IN_CHECK),
         ],
     )
@@ -756,8 +753,9 @@ def campaign(session: nox.Session) -> None:
     lowest_versions = [Task(f"lowest({name})", needs=["dev"]) for name in FRAMEWORKS]
     run_tasks(session, [Task("dev"), Task("build"), *isolation_tasks(list(ISOLATED)), *lowest_versions])
     tests = ("tests/cases", "tests/contract", "tests/faults", "tests/crash", "tests/security", "tests/testing", JOB)
-    tests = (*tests, "tests/docs/test_pages.py::test_pages_can_be_read_in_order_and_again")
     run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
+    others = [f"--ignore={folder}" for folder in tests]
+    run_in_dev(session, "pytest", *PARALLEL, "-m", "campaign", "tests", *others, *session.posargs, **CAMPAIGN)
     session.notify("proofs", [])
 
 

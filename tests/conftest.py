@@ -42,6 +42,15 @@ os.environ.setdefault("LOG_NAME_UPDATE_INTERVAL_S", "60")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are marked with ``campaign``."""
+    if os.environ.get("DRIVETRAIN_REPEATED") == "all":
+        return
+    left_out = [item for item in items if item.get_closest_marker("campaign")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("campaign")]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup() -> Generator[None, object, object]:
     """Remove a variable that differs between tests, because every change would make the fork server preload again."""

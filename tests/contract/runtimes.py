@@ -20,7 +20,7 @@ CAPABILITIES = {
 - ``exit status``: the exit status of a driver shows the signal that has ended it.
 """
 
-_MARKS: dict[str, Any] = {"ray": pytest.mark.ray}
+_MARKS: dict[str, list[Any]] = {"ray": [pytest.mark.ray]}
 
 
 def supporting(*capabilities: str) -> pytest.MarkDecorator:
@@ -31,7 +31,7 @@ def supporting(*capabilities: str) -> pytest.MarkDecorator:
 def _runtimes(*capabilities: str) -> Iterator[Any]:
     for name, supported in CAPABILITIES.items():
         if supported.issuperset(capabilities):
-            yield pytest.param(name, id=name, marks=_MARKS.get(name, ()))
+            yield pytest.param(name, id=name, marks=_MARKS.get(name, []))
 
 
 ALL = list(_runtimes())
@@ -49,3 +49,13 @@ def once_on_ray(first: Any, *others: Any) -> list[Any]:
     """Return cases of a scenario for ``parametrize``. Those after the first are ``same_on_ray``."""
     values = [case if isinstance(case, tuple) else (case,) for case in others]
     return [first, *(pytest.param(*case, marks=same_on_ray) for case in values)]
+
+
+def mostly_on(name: str) -> pytest.MarkDecorator:
+    """Select all runtimes for a long scenario; all but one of them only in a campaign."""
+    others = [
+        pytest.param(other, id=other, marks=[pytest.mark.campaign, *_MARKS.get(other, [])])
+        for other in CAPABILITIES
+        if other != name
+    ]
+    return pytest.mark.parametrize("runtime", [name, *others], indirect=True)

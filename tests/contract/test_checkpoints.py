@@ -521,8 +521,9 @@ def test_run_that_resumes_after_an_exception_ends_with_the_parameters_of_an_undi
     assert (result.metrics["step"], result.metrics["_training_iteration"]) == (9, 5)
 
 
+@same_on_ray
 @pytest.mark.parametrize(
-    "when", once_on_ray("SIGKILL after the other rank", "SIGKILL ahead of the other rank"), ids=["after", "ahead"]
+    "when", ["SIGKILL after the other rank", "SIGKILL ahead of the other rank"], ids=["after", "ahead"]
 )
 @with_processes
 def test_run_that_resumes_after_sigkill_mid_epoch_ends_with_the_parameters_of_an_undisturbed_run(

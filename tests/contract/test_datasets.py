@@ -164,6 +164,7 @@ def test_ray_object_references_reach_the_workers(ray_address: str, tmp_path: Pat
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data triggers these warnings itself
+@pytest.mark.campaign
 def test_no_cpu_left_to_read_a_ray_dataset_is_an_error(ray_address: str, tmp_path: Path) -> None:
     import ray.data
 
@@ -208,6 +209,7 @@ def make_ray_dataset() -> Any:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.campaign
 def test_ray_dataset_made_by_a_function_is_transformed_again_in_each_epoch(ray_address: str, tmp_path: Path) -> None:
     from ray.data import ExecutionOptions
 
@@ -237,6 +239,7 @@ def train_on_scaled(config: dict[str, Any]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.campaign
 def test_preprocessor_is_fitted_applied_and_stored_in_the_checkpoint(ray_address: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     import ray.data
@@ -363,7 +366,13 @@ class OwnSplit(DataConfig):
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-@pytest.mark.parametrize("config", [DataConfig(datasets_to_split=["train"]), OwnSplit()], ids=["default", "own"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(DataConfig(datasets_to_split=["train"]), id="default"),
+        pytest.param(OwnSplit(), id="own", marks=pytest.mark.campaign),
+    ],
+)
 def test_torch_batches_of_ray_datasets_are_on_the_device_of_the_worker(
     config: DataConfig, ray_address: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from drivetrain import Callback, get_context, report
 from drivetrain.plugin import Backend, Report, Run, WorkerInfo
 from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import same_on_ray
 
 VARIABLES = ("TALLY_THREADS", "TALLY_RANK", "TALLY_OLD")
 
@@ -73,6 +74,7 @@ def test_workers_have_the_variables_of_the_backend(runtime: RuntimeUnderTest, mo
     assert read_variables() == {"TALLY_THREADS": None, "TALLY_RANK": None, "TALLY_OLD": "old"}
 
 
+@same_on_ray
 def test_callbacks_of_the_backend_are_called(runtime: RuntimeUnderTest) -> None:
     backend = WithCallback()
     runtime.trainer(train, backend_config=backend).fit()

@@ -10,7 +10,7 @@ import pytest
 import drivetrain
 from drivetrain._worker import leaving
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 from tests.events import read_events, skip_tensorflow
 
 kept: list[object] = []
@@ -103,6 +103,7 @@ def write_tensorboard(config: dict) -> None:
 
 
 @with_processes
+@same_on_ray
 def test_last_records_of_tensorboard_are_kept(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     runtime.fit(write_tensorboard, {"directory": str(tmp_path / "events")}, workers=1)

@@ -355,6 +355,7 @@ def test_exception_is_classified_by_its_type(runtime: RuntimeUnderTest, error: E
 
 
 @with_processes
+@same_on_ray
 def test_preemptions_have_their_own_budget(runtime: RuntimeUnderTest) -> None:
     """A worker is preempted twice, then the function fails twice; one failure is allowed."""
 

@@ -13,7 +13,7 @@ import pytest
 import drivetrain
 from drivetrain import FailureConfig, FailureKind, TrainingFailedError, WaitTimeoutError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import once_on_ray, same_on_ray, with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, send_line, wait_for_release
 
 # A machine may stall for longer than the timeout. A run that treats progress as a hang would fail three times.
@@ -44,6 +44,7 @@ def train_until_stuck(config: dict) -> int:
 
 
 @with_processes
+@same_on_ray
 def test_run_without_a_report_for_too_long_fails_with_the_state_of_every_rank(
     runtime: RuntimeUnderTest, gate: Pipe
 ) -> None:
@@ -73,6 +74,7 @@ def train_unequally(config: dict) -> int:
 
 
 @with_processes
+@same_on_ray
 def test_rank_that_hangs_while_others_report_is_named(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     with pytest.raises(TrainingFailedError) as failed:
         runtime.fit(train_unequally, {"gate": gate.path}, hang_timeout_s=6.0)
@@ -134,7 +136,8 @@ def test_stopped_rank_is_distinguished_from_a_waiting_rank(runtime: RuntimeUnder
 
 
 @with_processes
-@pytest.mark.parametrize("how", once_on_ray("wait", "stop"))
+@same_on_ray
+@pytest.mark.parametrize("how", ["wait", "stop"])
 def test_hung_run_is_retried_within_the_same_budget(
     runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:

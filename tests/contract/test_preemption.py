@@ -30,7 +30,7 @@ from drivetrain import (
 )
 from drivetrain.plugin import Backend
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import once_on_ray, with_parent, with_processes
+from tests.contract.runtimes import once_on_ray, same_on_ray, with_parent, with_processes
 from tests.support import Collector, Pipe, open_pipe, release, send_line, wait_for_release
 
 STEPS = 30
@@ -134,6 +134,7 @@ def load_late(gate: str) -> LoadsLate:
 
 
 @with_processes
+@same_on_ray
 def test_rank_that_still_loads_its_task_takes_part_in_the_agreement(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> str:
         context = drivetrain.get_context()
@@ -211,6 +212,7 @@ def test_function_that_returns_after_a_notice_has_finished(
 
 
 @with_processes
+@same_on_ray
 def test_one_rank_that_resumes_later_makes_all_ranks_continue(runtime: RuntimeUnderTest) -> None:
     assert runtime.fit(train_until_notified, {"unfinished": [1]}).return_value == 1
 
@@ -256,6 +258,7 @@ def test_function_may_handle_the_signal_itself(runtime: RuntimeUnderTest) -> Non
 
 
 @with_processes
+@same_on_ray
 def test_library_that_ignores_the_signal_does_not_hide_it_from_a_function_that_polls(
     runtime: RuntimeUnderTest,
 ) -> None:
@@ -354,6 +357,7 @@ def test_second_request_ends_the_run_at_once(
     assert Result.from_path(runtime.storage_path / "run").checkpoint is None
 
 
+@same_on_ray
 def test_signal_that_comes_too_late_for_the_function_still_ends_the_driver(
     runtime: RuntimeUnderTest, pipe: Pipe, notified: Pipe, gate: Pipe
 ) -> None:
@@ -413,7 +417,8 @@ def train_until_cancelled(config: dict) -> str:
             return "saved"
 
 
-@pytest.mark.parametrize("polls", once_on_ray(True, False))
+@same_on_ray
+@pytest.mark.parametrize("polls", [True, False])
 def test_cancelled_run_saves_if_it_can_and_is_resumed(runtime: RuntimeUnderTest, pipe: Pipe, polls: bool) -> None:
     collector = Reported()
     trainer = runtime.trainer(train_until_cancelled, {"pipe": pipe.path, "polls": polls}, callbacks=[collector])

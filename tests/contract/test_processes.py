@@ -11,7 +11,7 @@ import pytest
 
 import drivetrain
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import in_this_process, once_on_ray, with_parent, with_processes
+from tests.contract.runtimes import in_this_process, once_on_ray, same_on_ray, with_parent, with_processes
 from tests.support import Collector, Pipe, release, send_line, wait_for_release, wait_until_exited
 
 FIT = """
@@ -61,6 +61,7 @@ class Options:
     names: tuple[str, ...] = ("a", "b")
 
 
+@same_on_ray
 def test_config_may_be_an_object_of_a_dataclass(runtime: RuntimeUnderTest) -> None:
     def train(options: Options) -> tuple[str, float, tuple[str, ...]]:
         return type(options).__qualname__, options.lr, options.names
@@ -160,6 +161,7 @@ if __name__ == "__main__":
     driver.wait_until_nothing_is_left()
 
 
+@same_on_ray
 def test_script_without_main_guard_runs(runtime: RuntimeUnderTest) -> None:
     driver = runtime.start_driver(FIT + "print(fit(lambda: 'ran once').return_value)\n")
 
@@ -186,6 +188,7 @@ def test_ctrl_c_raises_keyboard_interrupt_and_leaves_no_process(
     driver.wait_until_nothing_is_left()
 
 
+@same_on_ray
 def test_driver_that_catches_ctrl_c_gets_its_handler_back_and_leaves_no_worker(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
 ) -> None:
@@ -337,6 +340,7 @@ def test_ctrl_c_while_the_workers_are_still_starting_leaves_no_process(
 
 
 @with_processes
+@same_on_ray
 def test_ctrl_c_ends_the_run_if_the_kernel_delivers_it_to_another_thread(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
 ) -> None:

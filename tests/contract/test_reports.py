@@ -8,7 +8,7 @@ import drivetrain
 from drivetrain import Callback, CheckpointConfig, Result, TrainingFailedError
 from drivetrain.plugin import Report
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray, with_processes
+from tests.contract.runtimes import mostly_on, same_on_ray, with_processes
 from tests.support import Collector, read_lines
 
 
@@ -267,7 +267,7 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@same_on_ray
+@mostly_on("local")
 def test_100000_reports_arrive_in_order_and_without_memory_growth_of_the_driver(runtime: RuntimeUnderTest) -> None:
     def train(config: dict) -> None:
         for step in range(config["steps"]):

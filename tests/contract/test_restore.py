@@ -34,7 +34,7 @@ from drivetrain import (
 from drivetrain._storage.layout import TIMELINE_FILE, USAGE_FILE
 from drivetrain.plugin import Report
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import in_this_process
+from tests.contract.runtimes import in_this_process, same_on_ray
 from tests.contract.test_checkpoints import committed_names, directories, files_of, report_files
 from tests.support import (
     Driver,
@@ -134,6 +134,7 @@ def fail(runtime: RuntimeUnderTest, taken: Pipe, config: dict, **options: Any) -
     return runtime.storage_path / "run"
 
 
+@same_on_ray
 def test_restored_trainer_resumes_with_its_original_arguments(
     runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.remote import locate
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray
+from tests.contract.runtimes import once_on_ray, same_on_ray
 from tests.s3 import FaultProxy, S3Server, SlowDown
 from tests.support import Pipe
 
@@ -95,7 +95,7 @@ def train(config: dict) -> int:
     return total
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", once_on_ray("async", "sync"))
 def test_run_in_a_bucket_fails_retries_and_keeps_all_files_in_the_bucket(
     runtime: RuntimeUnderTest, bucket: Bucket, mode: str
 ) -> None:

@@ -243,6 +243,7 @@ def test_rank_that_reports_long_before_the_others_loses_no_files(
 
 
 @with_processes
+@same_on_ray
 def test_rank_that_is_lost_after_its_report_takes_only_that_checkpoint_with_it(
     runtime: RuntimeUnderTest,
     bucket: Bucket,  # noqa: F811

@@ -18,7 +18,7 @@ from drivetrain.plugin import Backend
 from drivetrain.plugin.backends import WorkerGroup
 from drivetrain.runs import RunReader
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 from tests.support import Collector, local_storage, open_pipe, release, wait_for_release
 
 
@@ -133,6 +133,7 @@ def die_while_storing(config: dict[str, str]) -> None:
 
 
 @with_processes
+@same_on_ray
 def test_files_stored_by_a_rank_that_died_before_reporting_are_in_no_checkpoint(
     runtime: RuntimeUnderTest, tmp_path: Path
 ):
@@ -155,6 +156,7 @@ def test_files_stored_by_a_rank_that_died_before_reporting_are_in_no_checkpoint(
 
 
 @with_processes
+@same_on_ray
 def test_all_ranks_are_replaced_if_another_rank_does_not_wait(runtime: RuntimeUnderTest, tmp_path: Path):
     collector = Collector()
     with open_pipe(tmp_path / "new") as new:

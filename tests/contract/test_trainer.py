@@ -14,7 +14,7 @@ import drivetrain_interactive
 from drivetrain import TrainingFailedError
 from drivetrain_interactive import Trainer
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 from tests.support import Collector, Pipe, is_running, wait_until_exited
 
 DRIVER = """
@@ -57,6 +57,7 @@ def test_next_run_reuses_the_workers_and_has_its_own_logs(trainer: Trainer) -> N
 
 
 @with_processes
+@same_on_ray
 def test_exception_is_not_retried_and_the_next_run_has_new_workers(trainer: Trainer) -> None:
     collector = Collector()
     pids = trainer.run(os.getpid)

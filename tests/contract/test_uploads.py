@@ -609,6 +609,7 @@ def test_ranks_may_store_their_parts_of_a_checkpoint_in_different_ways(runtime: 
         assert sorted(listed) == ["0.txt", "1.txt", "2.txt"]
 
 
+@same_on_ray
 def test_upload_in_flight_is_committed_when_its_rank_returns(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> None:
         rank = drivetrain.get_context().get_world_rank()

@@ -20,6 +20,7 @@ from tests.support import ROOT
 from tests.toml import tomllib
 
 _RAY = "import ray"
+_LONG_EXAMPLES = ("diffusion", "search", "small-gpt")  # minutes on a slow machine
 _S3 = "s3://models/"
 _LIGHTNING = "import lightning"
 _FABRIC = "from lightning.fabric"
@@ -151,10 +152,17 @@ def check_page(page: Page, directory: Path, site: Path, bucket: Mapping[str, str
         assert find_output(output, printed), f"{page}:{line} shows\n{output}\nbut the script printed\n{printed}"
 
 
+def marks_of(page: Page) -> Iterator[pytest.MarkDecorator]:
+    if _RAY in as_script(page):
+        yield pytest.mark.ray
+    if page.path.parent.name == "examples" and page.path.stem in _LONG_EXAMPLES:
+        yield pytest.mark.campaign
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
+    [pytest.param(page, id=str(page), marks=list(marks_of(page))) for page in PROGRAMS],
 )
 def test_blocks_of_a_page_run_and_print_the_shown_output(page: Page, tmp_path: Path) -> None:
     (tmp_path / "served").mkdir()
@@ -171,15 +179,12 @@ def pages_of_the_sidebar() -> list[Page]:
     return [pages[f"{name}.md"] for name in names if f"{name}.md" in pages]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.ray
 @pytest.mark.timeout(6000)
 def test_pages_can_be_read_in_order_and_again(tmp_path: Path) -> None:
     """A reader follows the pages one after the other, with one storage path, in one directory, and repeats them."""
     pages = pages_of_the_sidebar()
-    if os.environ.get("DRIVETRAIN_PAGES") != "all":
-        pages = [page for page in pages if page.path.stem in ("getting-started", "data", "resuming")]
-        assert len(pages) == 3
     (tmp_path / "served").mkdir()
     with serve_bucket(pages, tmp_path / "served") as bucket:
         for time in ("first", "second"):

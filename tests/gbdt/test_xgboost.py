@@ -381,6 +381,7 @@ def test_training_on_ray_workers(fit: Fit, ray_address: str, cancer: pd.DataFram
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")  # raised within Ray Data
+@pytest.mark.campaign
 def test_training_on_ray_datasets(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
     import ray.data
 

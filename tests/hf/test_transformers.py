@@ -423,6 +423,7 @@ def test_older_trainer_drops_columns_that_the_model_does_not_take(fit: Callable[
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns about its own code
+@pytest.mark.campaign
 def test_older_trainer_reads_ray_datasets(tmp_path: Path, fit: Callable[..., Result], ray_address: str):
     import ray.data
 

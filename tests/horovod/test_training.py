@@ -192,7 +192,7 @@ def test_rank_that_returns_early_causes_an_error_on_the_peer_that_waits_for_it(f
     assert type(caught.value.__cause__).__name__ == "HorovodInternalError"
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.campaign])])
 def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "ray":
         request.getfixturevalue("ray_address")

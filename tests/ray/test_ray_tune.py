@@ -85,7 +85,7 @@ def test_grid_search_with_two_workers_per_trial(tmp_path: Path) -> None:
     [
         # Workers are processes of the trials' actors, so that twenty trials take only seconds.
         pytest.param("local", [n / 20 for n in reversed(range(20))], {"reuse_actors": True}, id="twenty"),
-        pytest.param(None, [0.9, 0.1], {"max_concurrent_trials": 1}, id="actors"),
+        pytest.param(None, [0.9, 0.1], {"max_concurrent_trials": 1}, id="actors", marks=pytest.mark.campaign),
     ],
 )
 def test_asha_finds_the_best_trial_and_stopped_trials_leave_no_worker(
@@ -109,6 +109,7 @@ def test_asha_finds_the_best_trial_and_stopped_trials_leave_no_worker(
     wait_until_exited(int(line.split()[1]) for line in pipe.receive(len(xs)))
 
 
+@pytest.mark.campaign
 def test_population_based_training_continues_from_the_best_checkpoints(tmp_path: Path) -> None:
     from ray import tune
     from ray.tune.schedulers import PopulationBasedTraining
@@ -207,6 +208,7 @@ def test_tune_run_with_a_function_of_the_interactive_trainer(tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")  # raised within Ray Data
+@pytest.mark.campaign
 def test_search_space_over_datasets(tmp_path: Path) -> None:
     import ray.data
     from ray import tune

@@ -15,9 +15,11 @@ from tests.support import ROOT
 from tests.testing.node_proofs import PROOFS
 from tests.testing.test_prove import SCRIPTS
 
+_MARKS = {"killed_node_is_replaced": pytest.mark.campaign}
+
 
 @pytest.mark.ray
-@pytest.mark.parametrize("name", PROOFS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS.get(name, [])) for name in PROOFS])
 def test_nodes_are_killed(tmp_path: Path, name: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     finished = subprocess.run(

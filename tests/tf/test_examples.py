@@ -33,6 +33,7 @@ def test_example_reaches_its_goal_and_prints_the_run_directory(name: str, epochs
     assert list(directory.glob("checkpoint_*"))
 
 
+@pytest.mark.campaign
 def test_example_that_misses_its_goal_fails(tmp_path: Path):
     completed = run_example("tensorflow_regression", tmp_path, "--epochs", "1", "--runtime", "inprocess")
     assert completed.returncode == 1

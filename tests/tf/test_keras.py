@@ -55,7 +55,7 @@ def test_callback_reports_selected_metrics_on_selected_events(fit: Fit):
     assert collector.checkpoints == [f"checkpoint_{len(reports):06d}"]
 
 
-@pytest.mark.parametrize("replicas", [0, 2])
+@pytest.mark.parametrize("replicas", [0, pytest.param(2, marks=pytest.mark.campaign)])
 def test_keras_3_fits_on_one_worker_with_all_of_its_devices(fit: Fit, replicas: int):
     result = fit(
         jobs.fit_with_callback,

@@ -90,7 +90,7 @@ def assert_same(resumed: Result, undisturbed: Result) -> None:
     assert len(losses[0]) == EPOCHS
 
 
-@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+@pytest.mark.parametrize("keras", ["keras", pytest.param("tf_keras", marks=pytest.mark.campaign)])
 def test_disturbed_loop_equals_the_undisturbed_loop(fit: Fit, keras: str) -> None:
     options = {"datasets": {"train": ROWS}}
     undisturbed = fit(train_in_loop, {"keras": keras}, **options)
@@ -134,6 +134,7 @@ def test_killed_fit_equals_the_undisturbed_fit(fit: Fit, keras: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_killed_fit_is_proven_to_be_equal(tmp_path: Path) -> None:
     proof = prove(
         TensorflowTrainer(

@@ -220,7 +220,11 @@ def test_killed_training_resumes_bit_for_bit(undisturbed: Result, tmp_path: Path
         assert (after["accuracy"], after["random"]) == (before["accuracy"], before["random"])
 
 
-@pytest.mark.parametrize("shape", [(4, 1), (1, 4), (2, 1), (1, 2), (1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 4), (1, 1), *(pytest.param(shape, marks=pytest.mark.campaign) for shape in ((4, 1), (2, 1), (1, 2)))],
+    ids=str,
+)
 def test_checkpoint_loads_on_another_mesh(
     undisturbed: Result, checkpoint: Checkpoint, tmp_path: Path, shape: tuple[int, int]
 ):

@@ -288,7 +288,7 @@ def _await_warm_server(digest: str) -> WarmServer | None:
     except subprocess.TimeoutExpired as error:
         early.process.kill()
         raise WaitTimeoutError(f"the imports of the script were not complete after {_WARM_S:.0f} s") from error
-    return find_warm_server(digest)
+    return find_warm_server(digest, limit_s=_WARM_S)
 
 
 def _run_as(driver: BecomeDriver) -> None:

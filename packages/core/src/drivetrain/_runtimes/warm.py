@@ -280,11 +280,16 @@ def warm_servers() -> list[WarmServer]:
     return found
 
 
-def find_warm_server(digest: str) -> WarmServer | None:
-    """Return the warm server with a digest; None if there is none."""
+def find_warm_server(digest: str, *, limit_s: float) -> WarmServer | None:
+    """Return the warm server with a digest; None if there is none, or if it does not respond in time.
+
+    Args:
+        digest: the digest of its facts.
+        limit_s: the time limit in seconds.
+    """
     name = abstract_name(digest)
     try:
-        return WarmServer(name, _ask(name, "status"))
+        return WarmServer(name, _ask(name, "status", limit_s))
     except (OSError, ValueError, KeyError):
         return None
 
@@ -300,9 +305,9 @@ def _names() -> list[str]:
     return sorted({line.rpartition("@")[2] for line in text.split("\n") if prefix in line})
 
 
-def _ask(name: str, command: str) -> Any:
+def _ask(name: str, command: str, limit_s: float = _STATUS_S) -> Any:
     with _connected(name) as connection:
-        connection.settimeout(_STATUS_S)
+        connection.settimeout(limit_s)
         connection.sendall(json.dumps({"command": command}).encode() + b"\n")
         return json.loads(receive_line(connection)[0])
 
