@@ -1,6 +1,7 @@
 """The structure of the packages: import cost, import direction, public names, and sizes."""
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -134,9 +135,15 @@ class _Imports(ast.NodeVisitor):
             self.executed += imports
 
 
+@functools.cache
+def _parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@functools.cache
 def _read(file: Path) -> _Imports:
     imports = _Imports()
-    imports.visit(ast.parse(file.read_text()))
+    imports.visit(_parse(file))
     return imports
 
 
@@ -353,7 +360,7 @@ def test_jax_plugin_shows_that_a_plugin_is_thin() -> None:
 def test_functions_are_short() -> None:
     found = {}
     for name, file in SOURCES.items():
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(_parse(file)):
             is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             if is_function and (count := _function_lines(node)) > MAX_LINES_OF_FUNCTION:
                 found[f"{name} {node.name}"] = count
@@ -368,7 +375,7 @@ def _methods(node: ast.ClassDef) -> set[str]:
 def _classes() -> dict[str, ast.ClassDef]:
     """Return the classes by name; one of them if several have the same name."""
     exempt = (PACKAGE / "config.py", PACKAGE / "_driver" / "job.py")  # a configuration has a field per option
-    trees = [ast.parse(file.read_text()) for file in SOURCES.values() if file not in exempt]
+    trees = [_parse(file) for file in SOURCES.values() if file not in exempt]
     return {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 

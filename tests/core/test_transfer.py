@@ -303,7 +303,7 @@ def test_sparse_file_is_stored_and_loaded_without_its_holes_being_filled(tmp_pat
     checkpoint.verify()
 
 
-@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.campaign), 8])
 def test_ten_thousand_small_files_are_stored_checked_and_loaded(tmp_path: Path, threads: int) -> None:
     source = tmp_path / "source"
     for number in range(10_000):
