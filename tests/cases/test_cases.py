@@ -4,7 +4,7 @@ A program states its expectation in its docstring, and exits with 1 if the expec
 how it is run:
 
     # arguments: local; inprocess      one run for each command line. Without this line: one run without arguments
-    # campaign: ray                    command lines that run only with DRIVETRAIN_CASES=all
+    # campaign: ray                    command lines that run only with DRIVETRAIN_CASES=all, such as slow ones
     # standard input                   the program is read from the standard input, as in `python - < program.py`
 """
 

@@ -20,7 +20,7 @@ from tests.support import ROOT
 from tests.toml import tomllib
 
 _RAY = "import ray"
-_LONG_EXAMPLES = ("diffusion", "search", "small-gpt")  # minutes on a slow machine
+_LONG_EXAMPLES = ("diffusion", "lora", "search", "small-gpt")  # minutes on a slow machine
 _S3 = "s3://models/"
 _LIGHTNING = "import lightning"
 _FABRIC = "from lightning.fabric"

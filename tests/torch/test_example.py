@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support import PROCESS_LIMIT_S, ROOT
 
 
@@ -36,12 +38,14 @@ def test_example_reaches_its_accuracy_and_prints_the_run_directory(tmp_path: Pat
     assert 2 <= len(list(directory.glob("checkpoint_*"))) <= 3, "the best two and the latest are kept"
 
 
+@pytest.mark.campaign
 def test_example_fails_if_it_does_not_reach_its_accuracy(tmp_path: Path):
     finished = run_example(tmp_path, "--epochs", "1", "--runtime", "inprocess")
     assert finished.returncode == 1
     assert "of the test digits" in finished.stdout, finished.stderr
 
 
+@pytest.mark.campaign
 def test_example_with_tensor_parallelism_reaches_its_accuracy(tmp_path: Path):
     finished = run_example(tmp_path, name="tensor_parallel_digits")
     assert finished.returncode == 0, finished.stdout + finished.stderr

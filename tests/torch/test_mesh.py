@@ -433,6 +433,7 @@ def test_dataset_is_split_among_the_positions_of_a_mesh(tmp_path: Path):
             assert resumed == [rank[3:] for rank in ranks]
 
 
+@pytest.mark.campaign
 def test_dataset_that_is_not_split_for_the_mesh_is_refused(tmp_path: Path):
     message = (
         r"\[DT-117\] TrainState: expected part \d of 2 of dataset 'train', .* got part \d of 4\. Describe the mesh"
@@ -494,6 +495,7 @@ def train_pipeline(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_stages_of_a_pipeline_are_saved_as_one_model_and_resumed(tmp_path: Path):
     undisturbed = run(tmp_path, train_pipeline, {"seed": 3})
     resumed = run(tmp_path, train_pipeline, {"seed": 4}, resume_from_checkpoint=undisturbed.checkpoint).return_value

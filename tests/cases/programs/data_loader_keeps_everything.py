@@ -3,8 +3,8 @@
 Its seed determines the order, and set_epoch reaches datasets that have this method.
 """
 
-# arguments: local; inprocess
-# campaign: ray
+# arguments: local
+# campaign: inprocess; ray
 
 import sys
 import warnings

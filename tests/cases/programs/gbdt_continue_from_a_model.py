@@ -3,6 +3,8 @@
 10 rounds are added to 10 rounds, on tables and in a train function, with LightGBM and with XGBoost.
 """
 
+# campaign:
+
 import os
 import signal
 import sys

@@ -1,6 +1,5 @@
 """Rows in the order of a feature give the same model on several workers as in one process."""
-# arguments: 2
-# campaign: 3
+# campaign: 2; 3
 
 import sys
 

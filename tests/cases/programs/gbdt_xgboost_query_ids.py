@@ -1,4 +1,5 @@
 """Query ids are only compared: they need not increase, may be text, and give the same trees as numbers in order."""
+# campaign:
 
 import sys
 

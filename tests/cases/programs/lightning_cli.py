@@ -1,7 +1,6 @@
 """`LightningCLI` trains on two workers and resumes, in a train function and in a script for `drivetrain run`."""
 
-# arguments:
-# campaign: ray
+# campaign: ; ray
 
 import contextlib
 import os

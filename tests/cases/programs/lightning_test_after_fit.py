@@ -1,7 +1,6 @@
 """After `fit`, `trainer.test()`, `validate` and `predict` work, with the best checkpoint of the run for "best"."""
 
-# arguments: local
-# campaign: inprocess; ray
+# campaign: local; inprocess; ray
 
 import sys
 

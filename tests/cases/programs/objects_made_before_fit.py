@@ -3,8 +3,8 @@
 Otherwise, each rank would train alone without a message. Models, optimizers and datasets can be created before `fit()`.
 """
 
-# arguments: local; inprocess
-# campaign: ray
+# arguments: local
+# campaign: inprocess; ray
 
 import functools
 import sys

@@ -1,4 +1,5 @@
 """A value or name that a service refuses costs only that value, with one warning; names stay distinct."""
+# campaign:
 
 import math
 import os
