@@ -1,7 +1,7 @@
 """The runtimes under test. A test that takes ``runtime`` runs on every one of them, with the same body.
 
 A scenario that not every runtime can support selects runtimes by their capabilities; see ``runtimes.py``.
-``DRIVETRAIN_CONTRACT=all`` also runs on Ray what by default is left to ``command``, see ``same_on_ray``.
+``DRIVETRAIN_CONTRACT=all`` also runs what by default is left out, see ``same_on_ray`` and ``driver_only``.
 """
 
 import os
@@ -99,12 +99,21 @@ class RuntimeUnderTest:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out on Ray the scenarios that are marked with ``same_on_ray``."""
+    """Leave out the scenarios that are marked with ``same_on_ray`` or ``driver_only`` on these runtimes."""
     if os.environ.get("DRIVETRAIN_CONTRACT") == "all":
         return
-    left_out = {item for item in items if item.get_closest_marker("same_on_ray") and item.get_closest_marker("ray")}
+    left_out = {item for item in items if _is_left_out(item)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    is_on_ray = item.get_closest_marker("ray") is not None
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    is_on_command = parameters.get("runtime") == "command"
+    if item.get_closest_marker("driver_only"):
+        return is_on_ray or is_on_command
+    return is_on_ray and item.get_closest_marker("same_on_ray") is not None
 
 
 @pytest.fixture(params=ALL)

@@ -44,6 +44,10 @@ same_on_ray = pytest.mark.same_on_ray
 """Marks a scenario that runs the same code on ``ray`` as on ``command``: that of the driver, and that of a worker which
 is connected over TCP and stores its own files. By default, the scenario is left out on Ray."""
 
+driver_only = pytest.mark.driver_only
+"""Marks a scenario that shows the driver, whose code is the same on all runtimes. By default, it is left out on
+``command`` and on Ray."""
+
 
 def once_on_ray(first: Any, *others: Any) -> list[Any]:
     """Return cases of a scenario for ``parametrize``. Those after the first are ``same_on_ray``."""

@@ -6,7 +6,7 @@ import pytest
 import drivetrain
 from drivetrain import Callback, CallbackError, FailureConfig, TrainingFailedError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray
+from tests.contract.runtimes import driver_only
 from tests.contract.test_checkpoints import committed_names, report_files
 from tests.support import Collector, Pipe, send_line, wait_for_release, wait_until_exited
 
@@ -75,7 +75,7 @@ def test_hooks_are_called_for_a_failure_and_the_next_attempt(runtime: RuntimeUnd
     assert recorder.arguments[-1] == (failed.value,)
 
 
-@same_on_ray
+@driver_only
 @pytest.mark.parametrize("hook", ["on_run_start", "on_group_start", "on_report", "on_checkpoint"])
 def test_callback_that_raises_ends_the_run_and_every_callback_is_notified_of_the_end(
     runtime: RuntimeUnderTest, hook: str
@@ -95,7 +95,7 @@ def test_callback_that_raises_ends_the_run_and_every_callback_is_notified_of_the
     assert before.calls.count("on_group_start") <= 1, "a callback that raised was retried"
 
 
-@same_on_ray
+@driver_only
 def test_callback_that_raises_at_the_end_does_not_prevent_other_callbacks(runtime: RuntimeUnderTest) -> None:
     bad, after = Recorder(raise_in="on_run_end"), Recorder()
 
@@ -105,7 +105,7 @@ def test_callback_that_raises_at_the_end_does_not_prevent_other_callbacks(runtim
     assert after.calls[-1] == "on_run_end"
 
 
-@same_on_ray
+@driver_only
 def test_callback_that_raises_at_the_end_does_not_hide_the_failure_of_the_run(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         raise ValueError("the reason")
@@ -132,7 +132,7 @@ def test_callback_that_raises_leaves_no_worker(runtime: RuntimeUnderTest, pipe: 
         wait_until_exited(pipe.receive_pids(1))
 
 
-@same_on_ray
+@driver_only
 @pytest.mark.parametrize("condition", ["mapping", "function"])
 def test_stop_condition_ends_the_run_successfully_with_the_checkpoint_of_its_report(
     runtime: RuntimeUnderTest, condition: str
@@ -154,7 +154,7 @@ def test_stop_condition_ends_the_run_successfully_with_the_checkpoint_of_its_rep
     assert "checkpoint_000003" in committed_names(result.path)
 
 
-@same_on_ray
+@driver_only
 def test_stop_function_that_raises_fails_the_run_with_its_exception(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         drivetrain.report({"step": 0})

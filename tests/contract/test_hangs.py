@@ -13,7 +13,7 @@ import pytest
 import drivetrain
 from drivetrain import FailureConfig, FailureKind, TrainingFailedError, WaitTimeoutError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray, with_processes
+from tests.contract.runtimes import driver_only, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, send_line, wait_for_release
 
 # A machine may stall for longer than the timeout. A run that treats progress as a hang would fail three times.
@@ -44,7 +44,7 @@ def train_until_stuck(config: dict) -> int:
 
 
 @with_processes
-@same_on_ray
+@driver_only
 def test_run_without_a_report_for_too_long_fails_with_the_state_of_every_rank(
     runtime: RuntimeUnderTest, gate: Pipe
 ) -> None:
@@ -74,7 +74,7 @@ def train_unequally(config: dict) -> int:
 
 
 @with_processes
-@same_on_ray
+@driver_only
 def test_rank_that_hangs_while_others_report_is_named(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     with pytest.raises(TrainingFailedError) as failed:
         runtime.fit(train_unequally, {"gate": gate.path}, hang_timeout_s=6.0)
@@ -98,7 +98,7 @@ def train_without_reports(config: dict) -> str:
     return "done"
 
 
-@same_on_ray
+@driver_only
 @with_processes
 @pytest.mark.parametrize("sign", ["heartbeat", "poll", "shard"])
 def test_function_that_makes_progress_without_reports_is_not_terminated(runtime: RuntimeUnderTest, sign: str) -> None:
@@ -118,7 +118,7 @@ def train_on_rank_0_only_reports(config: dict) -> str:
     return "done"
 
 
-@same_on_ray
+@driver_only
 @with_processes
 def test_rank_that_leaves_the_reports_to_rank_0_is_not_terminated(runtime: RuntimeUnderTest) -> None:
     result = runtime.fit(train_on_rank_0_only_reports, {}, hang_timeout_s=4, failure_config=ALLOWS_STALLS)
@@ -136,7 +136,7 @@ def test_stopped_rank_is_distinguished_from_a_waiting_rank(runtime: RuntimeUnder
 
 
 @with_processes
-@same_on_ray
+@driver_only
 @pytest.mark.parametrize("how", ["wait", "stop"])
 def test_hung_run_is_retried_within_the_same_budget(
     runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str], how: str
@@ -155,7 +155,7 @@ def test_hung_run_is_retried_within_the_same_budget(
     assert "in wait_forever" in capsys.readouterr().err
 
 
-@same_on_ray
+@driver_only
 @with_processes
 def test_slow_run_that_makes_progress_is_not_ended(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> int:

@@ -6,7 +6,7 @@ import pytest
 import drivetrain
 from drivetrain import FailureConfig, Result, RunExistsError, StorageError, TrainingFailedError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray
+from tests.contract.runtimes import driver_only
 from tests.contract.test_checkpoints import committed_names, directories, report_files
 from tests.support import read_lines, snapshot
 
@@ -72,7 +72,7 @@ def test_failed_run_resumes_from_its_latest_checkpoint_and_prints_it(
     assert Result.from_path(run_directory).error is None
 
 
-@same_on_ray
+@driver_only
 def test_run_that_does_not_exist_is_started_by_auto_and_refused_by_must(runtime: RuntimeUnderTest) -> None:
     with pytest.raises(StorageError, match='resume="must"'):
         runtime.fit(count_up, {"steps": 2}, resume="must")
@@ -81,7 +81,7 @@ def test_run_that_does_not_exist_is_started_by_auto_and_refused_by_must(runtime:
     assert runtime.fit(count_up, {"steps": 2}, resume="auto").return_value == [0, 1]
 
 
-@same_on_ray
+@driver_only
 def test_run_that_failed_before_its_first_checkpoint_starts_from_the_beginning(runtime: RuntimeUnderTest) -> None:
     with pytest.raises(TrainingFailedError):
         runtime.fit(count_up, {"steps": 2, "fail_at": 0}, failure_config=FailureConfig(max_failures=1))
@@ -89,7 +89,7 @@ def test_run_that_failed_before_its_first_checkpoint_starts_from_the_beginning(r
     assert runtime.fit(count_up, {"steps": 2}, resume="must").return_value == [0, 1]
 
 
-@same_on_ray
+@driver_only
 def test_finished_run_is_continued_with_more_steps(runtime: RuntimeUnderTest) -> None:
     runtime.fit(count_up, {"steps": 2})
 

@@ -12,7 +12,7 @@ from drivetrain import Callback, Checkpoint, CheckpointConfig, CheckpointError, 
 from drivetrain.plugin import Run
 from drivetrain.plugin.callbacks import CommittedCheckpoint
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray
+from tests.contract.runtimes import driver_only
 from tests.contract.test_checkpoints import committed_names, directories, files_of, report_files
 from tests.support import Pipe, wait_for_release
 
@@ -79,7 +79,7 @@ def test_checkpoint_is_kept_if_it_matches_a_rule_or_was_pinned(
         assert files_of(checkpoint) == {"score.txt": str(metrics["score"])}
 
 
-@same_on_ray
+@driver_only
 def test_latest_and_best_checkpoint_are_both_available_after_a_resume(
     runtime: RuntimeUnderTest,
 ) -> None:
