@@ -12,11 +12,15 @@ from tests.docs.test_pages import run_script
 
 _SCRIPTS = CODE / "distributed"
 _FRAMEWORKS = ("pytorch", "lightning", "transformers", "accelerate", "xgboost")
+_SLOW = ("lightning", "transformers")
 _WARNINGS = {"PYTHONWARNINGS": "ignore"}  # Lightning and Transformers warn about their own code
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("framework", _FRAMEWORKS)
+@pytest.mark.parametrize(
+    "framework",
+    [pytest.param(name, marks=[pytest.mark.campaign] * (name in _SLOW)) for name in _FRAMEWORKS],
+)
 def test_script_runs_before_and_after(framework: str, tmp_path: Path) -> None:
     after = (_SCRIPTS / f"{framework}_after.py").read_text()
     small = tmp_path / "after.py"
