@@ -91,6 +91,7 @@ def test_run_on_a_local_disk_survives_kills_at_random_instants(local: CrashHarne
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_run_in_a_bucket_survives_kills_at_random_instants(bucket: CrashHarness) -> None:
     for crashes in random_crashes(bucket):
         bucket.crash(*crashes)

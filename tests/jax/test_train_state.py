@@ -148,6 +148,7 @@ def test_another_number_of_workers_reads_arrays_that_were_divided(fit: Fit, undi
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_killed_run_is_proven_to_be_equal_and_forgotten_state_is_found(tmp_path: Path) -> None:
     def prove_with(config: dict[str, Any]) -> Any:
         return prove(

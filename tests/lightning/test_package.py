@@ -117,6 +117,7 @@ print(result.return_value, result.metrics["step"])
 """
 
 
+@pytest.mark.campaign
 def test_program_that_imports_pytorch_lightning_trains_with_it(tmp_path: Path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

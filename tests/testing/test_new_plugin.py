@@ -90,6 +90,7 @@ def test_every_scaffold_is_a_valid_plugin(installed: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_every_scaffold_has_its_types(generated: dict[str, Path], installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     for kind, folder in generated.items():

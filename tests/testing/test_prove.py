@@ -46,6 +46,7 @@ CAUSES = {
 
 
 ONLY_ALL = (
+    "order_of_buckets",
     "order_of_threads",
     "replicas",
     "restarted_epoch",
