@@ -320,18 +320,20 @@ class _Tail:
         self._storage = storage
         self._name = name
         self._position = 0
+        self._size = 0  # of the file when it was read
         self._last_bytes = b""  # the last bytes that were read, to detect that the file was truncated or replaced
 
     def progress(self) -> tuple[int, int]:
-        """Return the number of bytes read so far, and the size of the file (the same number if it is unknown)."""
+        """Return the number of bytes read so far, and the size of the file; of a remote file, when it was last read."""
         with contextlib.suppress(OSError):
             if self._storage.is_local:
                 return self._position, os.path.getsize(self._storage.path(self._name))
-        return self._position, self._position
+        return self._position, max(self._position, self._size)
 
     def chunks(self) -> Iterator[bytes | None]:
         """Yield the new complete lines, in chunks. Yield None first if the lines that were read before have changed."""
         with contextlib.suppress(FileNotFoundError), self._storage.open_file(self._name) as file:
+            self._size = file.seek(0, os.SEEK_END)
             file.seek(self._position - len(self._last_bytes))
             if file.read(len(self._last_bytes)) != self._last_bytes:
                 self._position, self._last_bytes = 0, b""
