@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
+from drivetrain.loggers import JsonLoggerCallback, ParquetLoggerCallback
+from drivetrain.runs import open_run
 from drivetrain_console import main
 from tests.support import DEADLINE_S, open_pipe, send_line, snapshot, wait_for_release
 
@@ -196,6 +199,43 @@ def test_tail_shows_the_last_reports_and_logs(command: Command, runs: Path) -> N
     assert [line.split()[1] for line in lines] == ["59", "60"]
     (line,) = command("runs", "tail", runs / "story", "-n", 1, "--rank", 1, "--json", "--no-follow")[1].splitlines()
     assert json.loads(line)["step"] == 60
+
+
+def test_tail_shows_the_reports_of_a_rank_that_are_only_in_parquet_files(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with open_pipe(tmp_path / "words") as words, open_pipe(tmp_path / "pipe") as pipe:
+
+        def train(config: dict[str, str]) -> None:
+            for step in range(1, 4):
+                drivetrain.report({"step": step, "eval": {"accuracy": 0.5}})
+            send_line(config["words"], "here")
+            wait_for_release(config["pipe"])
+
+        run = DataParallelTrainer(
+            train,
+            train_loop_config={"words": words.path, "pipe": pipe.path},
+            run_config=RunConfig(
+                name="columns",
+                storage_path=str(tmp_path),
+                verbose=0,
+                callbacks=[JsonLoggerCallback(ranks=[0]), ParquetLoggerCallback(interval_s=1e-9)],
+            ),
+            scaling_config=ScalingConfig(num_workers=2),
+        ).start()
+        words.receive(2)
+        place, deadline = tmp_path / "columns", time.monotonic() + DEADLINE_S
+        while 1 not in open_run(place).ranks():  # a thread writes the file
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        status, _, error = command("runs", "tail", place, "--rank", 1)
+        assert status == MISSING
+        assert "--no-follow" in error
+        pipe.release(2)
+        run.result(DEADLINE_S)
+    lines = command("runs", "tail", place, "--rank", 1, "-n", 2)[1].splitlines()
+    assert [line.split(maxsplit=2)[1:] for line in lines] == [[n, f"step {n}  eval/accuracy 0.5"] for n in "23"]
+    (line,) = command("runs", "tail", place, "--rank", 1, "-n", 1, "--json")[1].splitlines()
+    assert json.loads(line)["eval/accuracy"] == 0.5
 
 
 def test_tail_follows_a_run_to_its_end(runs: Path, tmp_path: Path) -> None:

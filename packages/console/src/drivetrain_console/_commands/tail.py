@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 
 from drivetrain import StorageError
@@ -45,7 +46,10 @@ def add_tail(commands: Commands) -> None:
 def _tail(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     name = f"logs/{log_name(arguments.rank)}" if arguments.logs else result_file(arguments.rank)
-    if not storage.exists(name) and not (arguments.follow and RunReader(storage).record().is_live):
+    is_live = RunReader(storage).record().is_live
+    if not storage.exists(name) and not arguments.logs and arguments.rank in RunReader(storage).ranks():
+        return _tail_of_parquet(storage, arguments, is_live=is_live)
+    if not storage.exists(name) and not (arguments.follow and is_live):
         content = "output" if arguments.logs else "reports"
         raise MissingError(f"runs tail: expected a rank with {content}, but there is no {name} in {storage.root}")
     for line in _follow(storage, name, arguments.lines, arguments.follow, is_log=arguments.logs):
@@ -55,6 +59,19 @@ def _tail(arguments: argparse.Namespace) -> int:
         else:
             text = line.decode(errors="replace")
             write(_report_json(text) if arguments.json else _report_text(text))
+    return BAD if arguments.follow and RunReader(storage).record().status == "failed" else OK
+
+
+def _tail_of_parquet(storage: Storage, arguments: argparse.Namespace, *, is_live: bool) -> int:
+    """Show the last reports of a rank that only the Parquet files of a run contain."""
+    if arguments.follow and is_live:
+        raise MissingError(
+            f"runs tail: cannot follow the reports of rank {arguments.rank}, which are only in Parquet files. To show "
+            "those that were written so far, add --no-follow"
+        )
+    for report in deque(RunReader(storage).reports(arguments.rank), maxlen=max(0, arguments.lines)):
+        line = json_text(report)
+        write(line if arguments.json else _report_text(line))
     return BAD if arguments.follow and RunReader(storage).record().status == "failed" else OK
 
 
