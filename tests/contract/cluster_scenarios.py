@@ -553,12 +553,16 @@ def storage_that_the_nodes_do_not_share(storage_path):
 
 @contextlib.contextmanager
 def cluster_of(*nodes):
-    """Start a cluster with these nodes, and connect to it. The nodes are started by hand, so they can be removed."""
+    """Start a cluster with these nodes, and connect to it. The nodes are started by hand, so they can be removed.
+
+    This process connects while only the head exists: Ray chooses one of the nodes with the same IP address, and cannot
+    remove the chosen one.
+    """
     cluster = Cluster(initialize_head=True, head_node_args=nodes[0])
     try:
+        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         for node in nodes[1:]:
             cluster.add_node(**node)
-        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         yield cluster
     finally:
         ray.shutdown()
