@@ -20,7 +20,8 @@ from tests.support import ROOT
 from tests.toml import tomllib
 
 _RAY = "import ray"
-_LONG_EXAMPLES = ("diffusion", "lora", "search", "small-gpt")  # minutes on a slow machine
+# They take minutes on a slow machine.
+_LONG_PAGES = ("examples/diffusion", "examples/lora", "examples/search", "examples/small-gpt", "ray-tune")
 _S3 = "s3://models/"
 _LIGHTNING = "import lightning"
 _FABRIC = "from lightning.fabric"
@@ -155,7 +156,7 @@ def check_page(page: Page, directory: Path, site: Path, bucket: Mapping[str, str
 def marks_of(page: Page) -> Iterator[pytest.MarkDecorator]:
     if _RAY in as_script(page):
         yield pytest.mark.ray
-    if page.path.parent.name == "examples" and page.path.stem in _LONG_EXAMPLES:
+    if str(page).removeprefix("docs/").removesuffix(".md") in _LONG_PAGES:
         yield pytest.mark.campaign
 
 

@@ -52,6 +52,7 @@ ONLY_ALL = (
     "restarted_epoch",
     "unsaved_average",
     "unsaved_buffers",
+    "unsaved_random_state",
     "unsaved_scheduler",
 )
 """The scripts that take long, or whose cause is found in the same way as that of another one."""

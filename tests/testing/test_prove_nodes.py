@@ -15,7 +15,7 @@ from tests.support import ROOT
 from tests.testing.node_proofs import PROOFS
 from tests.testing.test_prove import SCRIPTS
 
-_MARKS = {"killed_node_is_replaced": pytest.mark.campaign}
+_MARKS = dict.fromkeys(("killed_node_is_replaced", "cluster_of_the_process"), pytest.mark.campaign)
 
 
 @pytest.mark.ray

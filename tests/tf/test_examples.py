@@ -22,7 +22,12 @@ def run_example(name: str, storage_path: Path, *options: str) -> subprocess.Comp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "epochs"), [("tensorflow_digits", 5), ("tensorflow_regression", 10), ("tensorflow_autoencoder", 6)]
+    ("name", "epochs"),
+    [
+        ("tensorflow_digits", 5),
+        ("tensorflow_regression", 10),
+        pytest.param("tensorflow_autoencoder", 6, marks=pytest.mark.campaign),
+    ],
 )
 def test_example_reaches_its_goal_and_prints_the_run_directory(name: str, epochs: int, tmp_path: Path):
     completed = run_example(name, tmp_path)

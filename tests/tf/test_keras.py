@@ -13,6 +13,7 @@ from tests.tf import jobs
 Fit = Callable[..., Result]
 
 
+@pytest.mark.campaign
 def test_keras_2_with_a_killed_worker_has_the_losses_of_an_undisturbed_run(fit: Fit):
     collectors = Collector(), Collector()
     undisturbed, killed = (
