@@ -1,10 +1,11 @@
 """Files that grow, on storage that can only replace files as a whole."""
 
+import itertools
 import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import fsspec
@@ -22,11 +23,13 @@ from drivetrain import (
     report,
     runs,
 )
+from drivetrain._storage import segments
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import SEGMENTS
 from drivetrain._storage.mirror import Mirror
 from drivetrain._storage.remote import locate
 from drivetrain._storage.reports import rank_files, tail_lines
+from drivetrain._storage.segments import SegmentedFiles
 
 NAME = "result.json"
 
@@ -326,6 +329,89 @@ def test_merge_that_is_interrupted_anywhere_loses_nothing(
     for name in others:
         filesystem.rm_file(storage.path(SEGMENTS, NAME, name))
         assert storage.read_bytes(NAME) == content
+
+
+class Failures:
+    """Makes one of the following changes of the storage fail, before or after it has taken effect.
+
+    Args:
+        patch: replaces the methods that change the filesystem.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._remaining: int | None = None
+        self._takes_effect = False
+        for name in ("pipe_file", "rm"):
+            patch.setattr(CountingFilesystem, name, self._failing(getattr(CountingFilesystem, name)))
+
+    def begin(self, changes: int, takes_effect: bool) -> None:
+        """Make the change fail that follows a number of other changes."""
+        self._remaining, self._takes_effect = changes, takes_effect
+
+    def end(self) -> None:
+        """Make no change fail."""
+        self._remaining = None
+
+    def _failing(self, change: Callable[..., None]) -> Callable[..., None]:
+        def wrapper(*args: object, **options: object) -> None:
+            fails = self._remaining == 0
+            if self._remaining is not None:
+                self._remaining -= 1
+            if not fails or self._takes_effect:
+                change(*args, **options)
+            if fails:
+                raise PermissionError("no access")
+
+        return wrapper
+
+
+def change_lines(generator: random.Random, path: Path, number: int) -> None:
+    """Append lines, or remove lines as a logger does before an attempt resumes."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if generator.random() < 0.3:
+        path.write_bytes(b"".join(lines[: generator.randint(0, len(lines))]))
+    for line in range(generator.randrange(4)):
+        append(path, b"%d.%d\n" % (number, line) * generator.randint(1, 5))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_line_is_lost_or_comes_back_however_uploads_fail_and_drivers_are_killed(
+    seed: int, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_MAX_SEGMENT_BYTES", 40)
+    generator, failures, number = random.Random(seed), Failures(monkeypatch), 0
+    stored = b""
+    for driver in range(1, 30):
+        directory = tmp_path / str(driver)
+        directory.mkdir()
+        path = directory / NAME
+        files = SegmentedFiles(storage, str(directory), driver)
+        files.pull()
+        assert not stored or path.read_bytes() == stored
+        for _ in range(generator.randrange(6)):
+            number += 1
+            change_lines(generator, path, number)
+            path.touch()
+            if generator.random() < 0.5:
+                failures.begin(generator.randrange(4), generator.random() < 0.5)
+            content = path.read_bytes()
+            try:
+                files.push([NAME])
+            except StorageError:
+                before, stored = stored, storage.read_bytes(NAME) or b""
+                assert stored == before or content.startswith(stored)
+                kept = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, content, strict=False))
+                assert len(stored) >= len(list(kept))
+            else:
+                stored = storage.read_bytes(NAME)
+                assert stored == content
+            failures.end()
+        if path.exists() and path.read_bytes() == stored and generator.random() < 0.3:
+            failures.begin(generator.randrange(6), generator.random() < 0.5)
+            with suppress(StorageError):
+                files.merge()
+            failures.end()
+            assert (storage.read_bytes(NAME) or b"") == stored
 
 
 def test_open_file_downloads_only_the_segments_that_are_read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import math
 import os
@@ -41,6 +42,8 @@ def connect(scaling: ScalingConfig) -> None:
     """Connect to the configured cluster, or else to a running one on this machine, or else start a local cluster."""
     import ray
 
+    # Ray imports it with the first output of a worker. After Ctrl-C, Python would refuse that with a traceback.
+    importlib.import_module("concurrent.futures.thread")
     if ray.is_initialized():
         return
     configured = os.environ.get("RAY_ADDRESS")

@@ -103,7 +103,7 @@ class _Listing:
     Attributes:
         visible: the parts that the content consists of, in their order. Each may hide the end of the one before.
         hidden: the paths of the segments that later ones hide as a whole.
-        whole: the content of the object with the name of the file; None if there is none, or if it is hidden.
+        whole: the content of the object with the name of the file, if it is the first visible part; otherwise None.
     """
 
     visible: list[_Part]
@@ -124,7 +124,8 @@ class _Listing:
                 visible.pop()
             visible.append(part)
         paths = {part.path for part in visible}
-        return cls(visible, [part.path for part in parts if part.path not in {*paths, name}], whole)
+        hidden = [part.path for part in parts if part.path not in {*paths, name}]
+        return cls(visible, hidden, whole if name in paths else None)
 
     @property
     def end(self) -> int:
@@ -137,8 +138,9 @@ class _Listing:
 
     def read(self, storage: Objects, part: _Part) -> bytes | None:
         """Return the content of a visible part; None if it was deleted meanwhile."""
-        is_whole = self.whole is not None and part is self.visible[0]
-        return self.whole if is_whole else storage.read_object(part.path)
+        if self.whole is not None and part is self.visible[0]:
+            return self.whole
+        return storage.read_object(part.path)
 
 
 def growing_files(storage: Objects) -> list[str]:
@@ -466,7 +468,11 @@ class _SegmentedFile:
         path = f"{SEGMENTS}/{self._name}/{self._changes.driver:05}-{self._count:08}-{start:015}"
         part = _Part(path, start, len(data))
         digest = _digest(file, part.end - self._offset)
-        self._changes.write(path, data)
+        try:
+            self._changes.write(path, data)
+        except BaseException:
+            self._obsolete.append(path)  # an upload that has failed may nevertheless have taken effect
+            raise
         return part, digest
 
     def _is_unchanged(self, file: BinaryIO, number: int, size: int) -> bool:
