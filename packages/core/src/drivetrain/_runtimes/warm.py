@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import stat
@@ -71,6 +72,7 @@ _NOT_FORWARDED = {
 }
 
 _MAX_LINE_BYTES = 4 << 20
+_MAX_SIGNALS = 4096
 _MAX_DESCRIPTORS = 253  # of the kernel
 _WAIT_S = 5.0
 _ACCEPT_S = 2.0
@@ -153,9 +155,14 @@ def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None
         except (OSError, ValueError, KeyError, TypeError):  # there is none, or it has refused
             return None
         connection.settimeout(None)
-        stack.enter_context(_forwarding(pid))
+        signals = stack.enter_context(_forwarding(pid))
         with contextlib.suppress(OSError):  # it has died
             os.write(start, b"1")
+        poller = select.poll()
+        poller.register(connection, select.POLLIN)
+        poller.register(signals, select.POLLIN)
+        while connection.fileno() not in dict(poller.poll()):
+            signals.recv(_MAX_SIGNALS)
         status = int(receive_line(connection)[0] or -signal.SIGKILL)
     if status < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -323,8 +330,13 @@ def _connected(name: str) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _forwarding(pid: int) -> Iterator[None]:
-    """Forward signals to a driver, which is the leader of its process group."""
+def _forwarding(pid: int) -> Iterator[socket.socket]:
+    """Forward signals to a driver, which is the leader of its process group.
+
+    Yields:
+        A socket that is readable after each signal. To wait for the driver, wait for this socket as well: Python calls
+        no handler during a system call that a signal precedes by so little that it does not interrupt it.
+    """
 
     def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -340,13 +352,18 @@ def _forwarding(pid: int) -> Iterator[None]:
     handlers: dict[int, Any] = dict.fromkeys(signal.valid_signals() - _NOT_FORWARDED, forward)
     handlers[signal.SIGTSTP] = stop
     ignored = [number for number in handlers if signal.getsignal(number) is signal.SIG_IGN]
-    before = {number: signal.signal(number, handlers[number]) for number in handlers if number not in ignored}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # otherwise, it is not one of Python
-                signal.signal(number, handler)
+    received, sent = socket.socketpair()
+    with received, sent:
+        sent.setblocking(False)
+        earlier = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, handlers[number]) for number in handlers if number not in ignored}
+        try:
+            yield received
+        finally:
+            for number, handler in before.items():
+                if handler is not None:  # otherwise, it is not one of Python
+                    signal.signal(number, handler)
+            signal.set_wakeup_fd(earlier)
 
 
 def receive_line(connection: socket.socket) -> tuple[bytes, list[int]]:
