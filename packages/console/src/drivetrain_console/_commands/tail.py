@@ -46,12 +46,13 @@ def add_tail(commands: Commands) -> None:
 def _tail(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     name = f"logs/{log_name(arguments.rank)}" if arguments.logs else result_file(arguments.rank)
-    is_live = RunReader(storage).record().is_live
-    if not storage.exists(name) and not arguments.logs and arguments.rank in RunReader(storage).ranks():
-        return _tail_of_parquet(storage, arguments, is_live=is_live)
-    if not storage.exists(name) and not (arguments.follow and is_live):
-        content = "output" if arguments.logs else "reports"
-        raise MissingError(f"runs tail: expected a rank with {content}, but there is no {name} in {storage.root}")
+    if not storage.exists(name):
+        follows = arguments.follow and RunReader(storage).record().is_live
+        if not arguments.logs and arguments.rank in RunReader(storage).ranks():
+            return _tail_of_parquet(storage, arguments, follows=follows)
+        if not follows:
+            content = "output" if arguments.logs else "reports"
+            raise MissingError(f"runs tail: expected a rank with {content}, but there is no {name} in {storage.root}")
     for line in _follow(storage, name, arguments.lines, arguments.follow, is_log=arguments.logs):
         if arguments.logs:
             text = _last_shown(line).decode(errors="replace")
@@ -62,9 +63,9 @@ def _tail(arguments: argparse.Namespace) -> int:
     return BAD if arguments.follow and RunReader(storage).record().status == "failed" else OK
 
 
-def _tail_of_parquet(storage: Storage, arguments: argparse.Namespace, *, is_live: bool) -> int:
+def _tail_of_parquet(storage: Storage, arguments: argparse.Namespace, *, follows: bool) -> int:
     """Show the last reports of a rank that only the Parquet files of a run contain."""
-    if arguments.follow and is_live:
+    if follows:
         raise MissingError(
             f"runs tail: cannot follow the reports of rank {arguments.rank}, which are only in Parquet files. To show "
             "those that were written so far, add --no-follow"
