@@ -46,14 +46,21 @@ def add_tail(commands: Commands) -> None:
 def _tail(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     name = f"logs/{log_name(arguments.rank)}" if arguments.logs else result_file(arguments.rank)
+    lines = _follow(storage, name, arguments.lines, arguments.follow, is_log=arguments.logs)
     if not storage.exists(name):
         follows = arguments.follow and RunReader(storage).record().is_live
-        if not arguments.logs and arguments.rank in RunReader(storage).ranks():
-            return _tail_of_parquet(storage, arguments, follows=follows)
-        if not follows:
+        is_in_parquet = not arguments.logs and arguments.rank in RunReader(storage).ranks()
+        if is_in_parquet and follows:
+            raise MissingError(
+                f"runs tail: cannot follow the reports of rank {arguments.rank}, which are only in Parquet files. To "
+                "show those that were written so far, add --no-follow"
+            )
+        if is_in_parquet:
+            lines = _lines_in_parquet(storage, arguments.rank, arguments.lines)
+        elif not follows:
             content = "output" if arguments.logs else "reports"
             raise MissingError(f"runs tail: expected a rank with {content}, but there is no {name} in {storage.root}")
-    for line in _follow(storage, name, arguments.lines, arguments.follow, is_log=arguments.logs):
+    for line in lines:
         if arguments.logs:
             text = _last_shown(line).decode(errors="replace")
             write(json_text({"rank": arguments.rank, "line": text}) if arguments.json else text)
@@ -63,17 +70,10 @@ def _tail(arguments: argparse.Namespace) -> int:
     return BAD if arguments.follow and RunReader(storage).record().status == "failed" else OK
 
 
-def _tail_of_parquet(storage: Storage, arguments: argparse.Namespace, *, follows: bool) -> int:
-    """Show the last reports of a rank that only the Parquet files of a run contain."""
-    if follows:
-        raise MissingError(
-            f"runs tail: cannot follow the reports of rank {arguments.rank}, which are only in Parquet files. To show "
-            "those that were written so far, add --no-follow"
-        )
-    for report in deque(RunReader(storage).reports(arguments.rank), maxlen=max(0, arguments.lines)):
-        line = json_text(report)
-        write(line if arguments.json else _report_text(line))
-    return BAD if arguments.follow and RunReader(storage).record().status == "failed" else OK
+def _lines_in_parquet(storage: Storage, rank: int, count: int) -> Iterator[bytes]:
+    """Yield the last reports of a rank that only the Parquet files of a run contain, as lines of JSON."""
+    for report in deque(RunReader(storage).reports(rank), maxlen=max(0, count)):
+        yield json_text(report).encode()
 
 
 def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bool) -> Iterator[bytes]:

@@ -29,6 +29,7 @@ from drivetrain._base.head import head_imports
 from drivetrain._base.inherited import inherited_settings
 from drivetrain._base.interpreter import as_main_script, interpreter_options
 from drivetrain._base.peers import peer_uid
+from drivetrain._base.wakeup import Wakeup
 from drivetrain._version import __version__
 
 __all__ = [
@@ -72,7 +73,6 @@ _NOT_FORWARDED = {
 }
 
 _MAX_LINE_BYTES = 4 << 20
-_MAX_SIGNALS = 4096
 _MAX_DESCRIPTORS = 253  # of the kernel
 _WAIT_S = 5.0
 _ACCEPT_S = 2.0
@@ -155,14 +155,14 @@ def run_in_warm_server(path: str, arguments: Sequence[str], keep_s: float | None
         except (OSError, ValueError, KeyError, TypeError):  # there is none, or it has refused
             return None
         connection.settimeout(None)
-        signals = stack.enter_context(_forwarding(pid))
+        wakeup = stack.enter_context(_forwarding(pid))
         with contextlib.suppress(OSError):  # it has died
             os.write(start, b"1")
         poller = select.poll()
         poller.register(connection, select.POLLIN)
-        poller.register(signals, select.POLLIN)
+        poller.register(wakeup, select.POLLIN)
         while connection.fileno() not in dict(poller.poll()):
-            signals.recv(_MAX_SIGNALS)
+            wakeup.drain()
         status = int(receive_line(connection)[0] or -signal.SIGKILL)
     if status < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -330,12 +330,12 @@ def _connected(name: str) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _forwarding(pid: int) -> Iterator[socket.socket]:
+def _forwarding(pid: int) -> Iterator[Wakeup]:
     """Forward signals to a driver, which is the leader of its process group.
 
     Yields:
-        A socket that is readable after each signal. To wait for the driver, wait for this socket as well: Python calls
-        no handler during a system call that a signal precedes by so little that it does not interrupt it.
+        What each signal wakes. Wait for it while you wait for the driver: a signal that arrives just before a system
+        call does not interrupt the call, and Python calls no handler until the call returns.
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -352,13 +352,11 @@ def _forwarding(pid: int) -> Iterator[socket.socket]:
     handlers: dict[int, Any] = dict.fromkeys(signal.valid_signals() - _NOT_FORWARDED, forward)
     handlers[signal.SIGTSTP] = stop
     ignored = [number for number in handlers if signal.getsignal(number) is signal.SIG_IGN]
-    received, sent = socket.socketpair()
-    with received, sent:
-        sent.setblocking(False)
-        earlier = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
+    with contextlib.closing(Wakeup()) as wakeup:
+        earlier = wakeup.receive_signals()
         before = {number: signal.signal(number, handlers[number]) for number in handlers if number not in ignored}
         try:
-            yield received
+            yield wakeup
         finally:
             for number, handler in before.items():
                 if handler is not None:  # otherwise, it is not one of Python
